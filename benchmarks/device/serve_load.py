@@ -43,8 +43,9 @@ COLUMNS = {
     "tokens_s": "tokens/s",
     "ttft_50": "first token p50 ms",
     "ttft_99": "p99",
-    "itl_50": "next token p50 ms",
-    "itl_99": "p99",
+    "itl_99": "next token p99 ms",
+    "e2e_50": "whole answer p50 ms",
+    "e2e_99": "p99",
     "tau": "τ",
     "same": "texts as offline",
 }
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with served(rest) as url:
         rows = asyncio.run(measure(url, prompts, texts, args.max_tokens, args.loads.split(",")))
     flags = f"{' '.join(rest)} --max_tokens={args.max_tokens} --requests={args.requests} --loads={args.loads}"
-    text = f"`python -m benchmarks.device.serve_load {flags}`: {conditions()}."
+    text = f"`python -m benchmarks.device.serve_load {flags}`: {conditions()}"
     print(publish(args.page, "serve load", rows, COLUMNS, text))
 
 

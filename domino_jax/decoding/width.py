@@ -50,9 +50,13 @@ class Pace:
         self.used: Choice | None = None
 
     def new_text(self) -> None:
-        """A request begins, taken to be like the last one until it shows otherwise."""
-        self.trials *= CARRIED
-        self.failures *= CARRIED
+        """A request begins, taken to be like the last one until it shows otherwise.
+
+        After one that ended with plain steps it is taken to be like all: these show nothing, so a mistake would go on.
+        """
+        carried = CARRIED if self.used and self.used.drafts else 0.0
+        self.trials *= carried
+        self.failures *= carried
         self.used = None
 
 
@@ -111,12 +115,12 @@ class WidthController:
         emitted, key, lost = np.asarray(emitted, int), (rows, choice.drafts), 0.0
         mean = emitted.mean() if emitted.size else 1.0
         self.seconds += seconds
-        self._last_run[key] = self.seconds
         if timed:
             self._times[key].append(seconds / rounds)
+            self._last_run[key] = self.seconds
         if choice.instead is None:
             pace.used = choice
-        else:
+        elif timed:  # a width that has only just been compiled is explored again at once
             lost = max(0.0, seconds - rounds * mean * choice.instead)
             # A probe that lost nothing is not repeated at once either: its dispatch is short.
             self._next_probe = max(self._next_probe, self.seconds) + max(lost, 0.1 * seconds) / SHARE

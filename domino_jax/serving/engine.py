@@ -170,7 +170,7 @@ class Engine(threading.Thread):
     def _warm_up(self) -> None:
         """Compiles what requests in the usual mode need: prefills of all lengths, rounds of all batches and caches.
 
-        Programs of other modes, and of widths between none and all drafts, are compiled when they are first used.
+        Programs of other modes are compiled when they are first used.
         """
         generator, mode = self.served.generator, self.served.modes[-1]
         sizes, size = [], generator.settings.batch_size
@@ -180,7 +180,7 @@ class Engine(threading.Thread):
         lengths = sorted({min(1 << power, longest) for power in range(4, longest.bit_length() + 1)})
         largest = {generator.slots(length): length for length in lengths}.values()  # of each size of caches
         queue = self._queues[mode]
-        widths = {min(generator.widths(mode)), max(generator.widths(mode))} if queue.pace else {None}
+        widths = generator.widths(mode) if queue.pace else (None,)
         for number, length in enumerate(lengths):  # the second prompt of a length starts from the first one's caches
             for sampling in (SamplingParams(), SamplingParams(1.0))[: 1 + (length in largest)]:
                 for count in sizes if length in largest else sizes[-1:]:

@@ -78,6 +78,17 @@ def test_a_drafter_that_is_no_help_costs_little_from_the_start(machine, rows):
     assert simulation.decode(useless, 4_000) * 0.96 < simulation.fixed(useless)[0]
 
 
+def test_a_text_after_one_of_plain_steps_begins_with_drafts():
+    simulation = Simulation(MACHINES["processor"], 1)
+    simulation.decode(EASY, 4_000)
+    simulation.left = 10_000
+    simulation.decode(HARD, 200)
+    assert simulation.pace.used.drafts == 0
+    simulation.pace.new_text()
+    choice = simulation.controller.choose(simulation.pace, 1)
+    assert choice.drafts and not choice.instead
+
+
 def test_what_a_narrow_width_shows_says_what_a_wide_one_would_give():
     """On text that a drafter has not met, 4 drafts that are always accepted lead to 16, not to probes of them."""
     simulation = Simulation(MACHINES["processor"], 1)
