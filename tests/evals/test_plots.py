@@ -38,7 +38,6 @@ def test_a_whole_run_gets_two_pictures(tmp_path):
     ("rows", "names"),
     [
         ([], []),
-        (TRAINED[:1], []),
         (TRAINED, ["losses.png"]),
         (EVALUATED, ["tau.png"]),
         (TRAINED + EVALUATED[:1], ["losses.png", "tau.png"]),
@@ -49,7 +48,7 @@ def test_a_picture_without_data_is_not_drawn(tmp_path, rows, names):
     assert (tmp_path / "plots").exists() == bool(names)
 
 
-def test_a_report_gets_two_pictures(tmp_path):
+def test_a_report_gets_a_picture(tmp_path):
     names = write_plots(tmp_path, report_of())
-    assert names == ["accept_lengths.png", "acceptance_by_position.png"]
+    assert names == ["accept_lengths.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names

@@ -46,7 +46,7 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
     write_report(tmp_path, report)
     assert read_report(tmp_path) == json.loads(json.dumps(report))
     names = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
-    pictures = ["plots/accept_lengths.png", "plots/acceptance_by_position.png"]
+    pictures = ["plots/accept_lengths.png"]
     assert names == [*pictures, "report.html", "report.json"]
     assert (tmp_path / "plots" / "accept_lengths.png").read_bytes().startswith(b"\x89PNG")
     assert {"jax", "flax", "python", "domino_jax"} <= report["versions"].keys()

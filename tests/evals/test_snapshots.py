@@ -88,7 +88,7 @@ def cards():
     local = {
         **RECIPE,
         "target": {"path": "/data/models/qwen"},
-        "data": {**RECIPE["data"], "train": "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl", "layout": "pack"},
+        "data": {**RECIPE["data"], "train": "gs://bucket/rows/*.jsonl.gz", "layout": "pack"},
         "train": {**RECIPE["train"], "start_from": "/data/runs/first"},
     }
     yield model_card.model_card(domino, 1_234, "bfloat16", RECIPE, 9, data=data)
