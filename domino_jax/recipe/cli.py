@@ -11,12 +11,15 @@ All commands follow the same rules. Ctrl-C leaves with 130. A disk that is full 
 (errors.py). SIGTERM and SIGHUP end a command at once; a training that has steps to save leaves with 42 (preemption.py).
 """
 
+import argparse
 import dataclasses
 import difflib
+import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
 
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
@@ -43,10 +46,14 @@ HELP = {
 }
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
 LONGEST_LINE = 1_000  # characters of an error message
-LISTS = ("allow_config_change",)
-BOOLEANS = ("dry_run", "interactive")
-INTEGERS = ("port",)
-CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "speculators")}
+# Arguments of add_argument for flags that are no text.
+KINDS = {
+    "allow_config_change": {"type": lambda text: tuple(text.split(","))},
+    "port": {"type": int},
+    **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
+    "distributed": {"choices": ("auto", "manual", "off")},
+    "format": {"choices": ("serving", "specforge", "speculators")},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,60 +137,62 @@ def _report(error: DominoError) -> int:
     return error.exit_code
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise DominoError(f"{message}.")
+
+
 def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:
     """The flags of one command line; a mistake in it is a DominoError."""
     names = (*required, *optional)
-    values = absl_flags.FlagValues()
-    values.set_gnu_getopt(True)
-    absl_flags.DEFINE_boolean("help", False, "show the flags", flag_values=values)
+    parser = _Parser(
+        prog=f"python -m domino_jax.{pathlib.Path(argv[0]).stem}",
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
     for name in names:
-        if name != "config":
-            _define(name, values)
-    argv = list(argv)
-    if "config" in names:
-        argv = _define_config(argv, values)
+        parser.add_argument(f"--{name}", help=HELP[name], **KINDS.get(name, {}))
+    stated, rest = parser.parse_known_args(argv[1:])
+    stated = vars(stated)
+    for argument in rest:
+        if argument.startswith("-") and not OVERRIDE.fullmatch(argument):
+            raise DominoError(_unknown(argument, names))
+    for name in required:
+        if not stated.get(name):
+            needed = ", ".join(f"--{flag}" for flag in required)
+            raise DominoError(f"--{name} is missing ({HELP[name]}); needed: {needed}.")
+    if stated.get("topology") and not stated.get("dry_run"):
+        raise DominoError(f"--topology={stated['topology']} is for --dry_run alone: add --dry_run or take it out.")
+    set_keys = frozenset(match[1] for match in map(OVERRIDE.fullmatch, rest) if match)
+    if "config" in stated:
+        stated["config"] = _recipe(stated["config"], set_keys, rest)
+    elif rest:
+        raise DominoError(f"{rest[0]!r} is given without a recipe: add --config=configs/tiny.py or another.")
+    return Flags(**stated, set_keys=set_keys)
+
+
+def _recipe(path: str, set_keys: Collection[str], overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """The recipe of a file with the command line's values in it, whose types are those of the recipe."""
+    config = loading.load_recipe(path)
+    for key in sorted(set_keys):
+        check_key(config, key, path)
+    argv, values = ["command", *overrides], absl_flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
     try:
         rest = values(argv)
     except absl_flags.Error as error:
-        raise DominoError(_explain(str(error), values)) from error
-    if values.help:
-        _print_help(names, required)
-        sys.exit(0)
-    if len(rest) > 1:
+        refused = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error), re.DOTALL)
+        if not refused:
+            raise DominoError(f"{error}.") from error
+        kind = values[refused[1]].parser.flag_type()
         raise DominoError(
-            f"{rest[1]!r} is not a flag: every argument starts with --, as --{(names or ('config',))[0]}=VALUE."
-        )
-    _check_required(values, required)
-    if "topology" in names and values.topology and not values.dry_run:
-        raise DominoError(f"--topology={values.topology} is for --dry_run alone: add --dry_run or take it out.")
-    stated = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
-    stated |= {name: tuple(stated[name]) for name in LISTS if name in stated}
-    overrides = (OVERRIDE.fullmatch(argument) for argument in argv[1:])
-    return Flags(**stated, set_keys=frozenset(match[1] for match in overrides if match))
-
-
-def _define(name: str, values: absl_flags.FlagValues) -> None:
-    if name in CHOICES:
-        absl_flags.DEFINE_enum(name, None, CHOICES[name], HELP[name], flag_values=values)
-    else:
-        define = absl_flags.DEFINE_list if name in LISTS else absl_flags.DEFINE_string
-        define = absl_flags.DEFINE_boolean if name in BOOLEANS else define
-        define = absl_flags.DEFINE_integer if name in INTEGERS else define
-        define(name, None, HELP[name], flag_values=values)
-
-
-def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
-    """Load the recipe that argv names and define a typed flag for each override; returns argv without --config."""
-    path, argv = _take_config(argv)
-    if path is None:
-        return argv
-    config = loading.load_recipe(path)
-    for argument in argv[1:]:
-        key = OVERRIDE.fullmatch(argument)
-        if key:
-            check_key(config, key[1], path)
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
-    return argv
+            f"--{refused[1]}={refused[2]}: the value is not of the kind {kind} that the recipe has there."
+        ) from error
+    if len(rest) > 1:
+        raise DominoError(f"{rest[1]!r} is not a flag: every argument starts with --, as --config.train.steps=VALUE.")
+    return config
 
 
 def check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
@@ -199,58 +208,8 @@ def check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
         )
 
 
-def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
-    path, rest, index = None, argv[:1], 1
-    while index < len(argv):
-        argument = argv[index]
-        index += 1
-        if argument in ("--config", "-config"):
-            if index == len(argv) or argv[index].startswith("-"):
-                raise DominoError("--config needs a recipe, as --config=configs/tiny.py.")
-            path = argv[index]
-            index += 1
-        elif argument.startswith(("--config=", "-config=")):
-            path = argument.split("=", 1)[1]
-        elif argument == "--":
-            return path, rest + argv[index - 1 :]
-        else:
-            rest.append(argument)
-    return path, rest
-
-
-def _explain(message: str, values: absl_flags.FlagValues) -> str:
-    """absl's sentence in terms of this command: the kind of value a key takes, the nearest flag there is."""
-    refused = re.match(r"flag --((config\.)?[^=]+)=(.*?): ", message, re.DOTALL)
-    if refused:
-        if refused[1] in CHOICES:
-            return f"--{refused[1]}={refused[3]}: set it to one of {', '.join(CHOICES[refused[1]])}."
-        if refused[1] in INTEGERS:
-            return f"--{refused[1]}={refused[3]}: give a whole number."
-        if not refused[2]:
-            return f"--{refused[1]}={refused[3]}: give --{refused[1]} or --no{refused[1]}, without a value."
-        kind = values[refused[1]].parser.flag_type()
-        return f"--{refused[1]}={refused[3]}: the value is not of the kind {kind} that the recipe has there."
-    unknown = re.match(r"Unknown command line flag '(.*?)'", message)
-    if not unknown:
-        return f"{message}."
-    name = unknown[1]
-    if name.startswith("config."):
-        return f"--{name} is given without a recipe: add --config=configs/tiny.py or another."
-    known = sorted(flag for flag in [*values, "config"] if "." not in flag)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean --{near[0]}?" if near else f"This command knows {', '.join(f'--{flag}' for flag in known)}."
+def _unknown(argument: str, names: Sequence[str]) -> str:
+    name = argument.lstrip("-").partition("=")[0]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean --{near[0]}?" if near else f"This command knows {', '.join(f'--{flag}' for flag in names)}."
     return f"unknown flag --{name}. {hint}"
-
-
-def _check_required(values: absl_flags.FlagValues, required: Sequence[str]) -> None:
-    missing = [name for name in required if name not in values or not values[name].value]
-    if missing:
-        name = missing[0]
-        raise DominoError(f"--{name} is missing ({HELP[name]}); needed: {', '.join(f'--{flag}' for flag in required)}.")
-
-
-def _print_help(names: Sequence[str], required: Sequence[str]) -> None:
-    print((sys.modules["__main__"].__doc__ or "").strip())
-    print("\nFlags:")
-    for name in names:
-        print(f"  --{name}{'' if name in required else ' (optional)'}: {HELP[name]}")
