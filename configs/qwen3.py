@@ -72,13 +72,10 @@ def _data() -> Section:
     return section(
         train=Key(str),  # one file or a glob; JSONL, plain or .gz
         regenerate=False,  # True: the target answers the prompts of data.train first
-        # Rows of this many prompts are never trained on; evaluations use them if eval.prompts is not set. 0: none.
-        held_out=Key(64, least=0),
         # Rows of data.train, eval.prompts and --prompts that cannot be used. False: they are listed and the command
         # ends with exit code 3. True: they are left out and counted.
         skip_bad_rows=False,
         max_length=Key(3072, least=2),  # tokens of a row
-        thinking=False,
         # pad: to max_length. pack: several rows in one. buckets: to a quarter, half or all of max_length, by the
         # batch's longest row. A checkpoint's position in the data counts the items of its layout.
         layout=Key("pad", choices=("pad", "pack", "buckets"), shape=True),
@@ -131,8 +128,8 @@ def _checkpoint() -> Section:
 
 def _evaluation() -> Section:
     return section(
-        # Held-out prompt rows, also of decode without --prompts. Absent: evaluations use those of
-        # data.held_out.
+        # Held-out prompt rows, also of decode without --prompts. Absent: 64 prompts of data.train, whose rows are then
+        # not trained on.
         prompts=Key(str),
         num_prompts=Key(64, least=1),
         batch_size=Key(16, least=1),  # prompts decoded together; τ does not depend on it, the time does

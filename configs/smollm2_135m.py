@@ -42,7 +42,6 @@ def get_config():
     config.drafter.mask_token_id = 16
 
     config.data.train = str(PROMPTS / "answers_train.jsonl.gz")
-    config.data.held_out = 0  # eval.prompts names the held-out prompts
     config.data.max_length = 448  # prompts have at most 152 tokens, answers 256
     config.data.layout = "pack"
 

@@ -37,7 +37,6 @@ def get_config():
 
     config.data.train = str(ASSETS / "tiny_qwen3" / "prompts_train.jsonl")
     config.data.regenerate = True
-    config.data.held_out = 0  # eval.prompts names the held-out prompts
     config.data.max_length = 224  # cuts one row in eighteen; packs of this length are 85 % text
     config.data.layout = "pack"  # rows average 137 tokens: padded to 224 each, 61 % of a batch would be text
 

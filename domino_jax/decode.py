@@ -33,7 +33,7 @@ from domino_jax.evals.report import REPORT, console_table, read_report, refuse_f
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.settings import DRAFT, DecodeSettings, default_modes
-from domino_jax.recipe import cli, loading, rules
+from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import (
     at_terminal,
@@ -46,7 +46,7 @@ from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.distributed import say
-from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
+from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import LoadedTarget, keep_compiled
@@ -67,7 +67,7 @@ def main(flags: cli.Flags) -> None:
 
     # 3. The settings.
     path = None if config.decode.compare else config.drafter.path
-    settings = decode_settings(config.decode, head_to_decode(config, path))
+    settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
     made_up = functools.partial(drafter_config_of, config)
     loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):
@@ -82,7 +82,8 @@ def main(flags: cli.Flags) -> None:
         shown = show_finished(output, info, COMPARISON if folders else REPORT)
         if from_primary(lambda: shown):
             return
-        refuse_read_only(output)
+        if distributed.is_primary():
+            output.mkdir(parents=True, exist_ok=True)  # now, and not after minutes of loading
 
         # 5. Target and prompts.
         loaded = loader.target()
@@ -138,11 +139,10 @@ def memory_refused(settings: DecodeSettings):
 def run_info(flags: cli.Flags, settings: DecodeSettings) -> RunInfo:
     """What the flags and the recipe say about the run."""
     config = flags.config
-    path = config.drafter.path
-    drafter = loading.portable(path or "") if needs_drafter(settings.modes) else None
+    drafter = config.drafter.path or "" if needs_drafter(settings.modes) else None
     if config.decode.compare:
-        drafter = tuple(loading.portable(folder) for folder in config.decode.compare)
-    return RunInfo(settings, loading.portable(config.target.path), drafter, prompt_source(flags))
+        drafter = tuple(config.decode.compare)
+    return RunInfo(settings, config.target.path, drafter, prompt_source(flags))
 
 
 def check_output(flags: cli.Flags) -> dict[str, str]:
@@ -191,7 +191,7 @@ def load_compared(
         if flags.config.decode.modes is None:
             settings = settings.change(modes=default_modes(models.drafter.config))
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
-        drafters[name] = ComparedDrafter(loading.portable(path), models, settings)
+        drafters[name] = ComparedDrafter(path, models, settings)
         for note in notes:
             say(f"{name}: {note}")
     return drafters

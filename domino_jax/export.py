@@ -26,7 +26,6 @@ from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.kinds import AnyConfig, config_class, new_drafter, parse_stored
 from domino_jax.recipe import cli
-from domino_jax.recipe.loading import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder, open_path
@@ -118,7 +117,7 @@ def write_export(
     card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, **measured)
 
     def fill(fresh: Path) -> None:
-        save_drafter(fresh, config, params, EXPORT_DTYPE, format, located(recipe["target"]["path"]))
+        save_drafter(fresh, config, params, EXPORT_DTYPE, format, recipe["target"]["path"])
         (fresh / "README.md").write_text(card, encoding="utf-8")
         if token_order:
             (fresh / hf.TOKEN_ORDER).write_bytes(token_order)

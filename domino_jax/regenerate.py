@@ -45,7 +45,7 @@ from domino_jax.recipe.values import width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import patient_barrier
 from domino_jax.runtime.distributed import say
-from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import (
@@ -85,7 +85,6 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
     if files.is_finished():
         say(f"{output} holds all {len(rows)} answers already.")
         return
-    refuse_read_only(output)
     drafter_path = config.drafter.path if config.regenerate.use_drafter else None
     if config.regenerate.use_drafter and not drafter_path:
         raise DominoError(
@@ -110,14 +109,14 @@ def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
         top_k=section.top_k,
         top_p=section.top_p,
         seed=config.seed,
-        thinking=config.data.thinking,
+        thinking=config.decode.thinking,
         dtype=config.target.dtype,
         width=width_of(config.decode, set_keys),
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,
         head_passes=config.decode.head_passes,
         draft_vocab=config.decode.draft_vocab,
-        draft_vocab_rows=config.decode.draft_vocab_rows,
+        draft_vocab_rows=config.data.train,
     )
 
 

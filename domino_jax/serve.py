@@ -97,7 +97,7 @@ def settings_of(flags: cli.Flags) -> DecodeSettings:
     config, path = flags.config, flags.config.drafter.path
     head = stored_head(path) if path else config.drafter.head
     changes = {"batch_size": config.serve.batch_size, "width": width_of(config.decode, flags.set_keys)}
-    return decode_settings(config.decode, head).change(**changes)
+    return decode_settings(config.decode, head, config.data.train).change(**changes)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from domino_jax.recipe.decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
 from domino_jax.runtime.distributed import say
-from domino_jax.runtime.errors import DataError, refuse_read_only
+from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.made_with import flatten
@@ -49,6 +49,7 @@ from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.preflight import run_preflight
+from domino_jax.training.step_clock import StepClock
 from domino_jax.weights import formats, hf
 from domino_jax.weights.draft_vocab import order_bytes
 from domino_jax.weights.loading import (
@@ -69,7 +70,6 @@ def main(flags: cli.Flags) -> int | None:
     workdir = usable_workdir(flags, recipe)
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
-    refuse_read_only(workdir)
     started = time.monotonic()
 
     # 2. The devices. From here on no other run writes the workdir.
@@ -136,7 +136,7 @@ def main(flags: cli.Flags) -> int | None:
                 batch_size=train.batch_size,
                 store=hooks.store_in(checkpoints, metrics, meta),
                 guard=NonFiniteGuard(train.non_finite == "stop", int(state.skipped), batches.rows.where),
-                clock=clock_of(metrics, config, mesh, lambda rows: step.trace(shapes, loaded.params, rows, run_key)),
+                clock=clock_of(config, mesh, lambda rows: step.trace(shapes, loaded.params, rows, run_key)),
                 watchdog=watchdog,
                 preemption=preemption,
                 say=metrics.say,
@@ -276,7 +276,7 @@ def report_export(workdir: epath.Path, drafter: AnyConfig, step: int) -> None:
         plot_run(workdir)
 
 
-def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):
+def clock_of(config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):
     """Counts rows, tokens and, on known devices, the share of their peak.
 
     Args:
@@ -288,7 +288,7 @@ def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Cal
         traced = trace(dry_run.batch_shapes(config, mesh, length))
         return estimates.product_flops(traced.jaxpr) / config.train.batch_size
 
-    return metrics.clock(row_flops=row_flops if peak else None, peak_flops=peak and peak * jax.device_count())
+    return StepClock(row_flops=row_flops if peak else None, peak_flops=peak and peak * jax.device_count())
 
 
 def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) -> None:

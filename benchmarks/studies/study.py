@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.tables import ROOT, conditions, publish
 from domino_jax.method.settings import BASELINE, DRAFT, TREE
-from domino_jax.recipe.loading import load_recipe, portable
+from domino_jax.recipe.loading import load_recipe
 from domino_jax.recipe.rules import reads
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
@@ -161,7 +161,10 @@ class Study:
         """
         folder, record = self.workdir / stage.folder[1], self.workdir / f"{stage.name}.json"
         # Without the paths of workdir and checkout, which may be moved.
-        flags = {key: portable(str(value).replace(str(self.workdir), "WORKDIR")) for key, value in stage.flags.items()}
+        places = {str(self.workdir): "WORKDIR", f"{ROOT}/": "./"}
+        flags = {key: str(value) for key, value in stage.flags.items()}
+        for place, name in places.items():
+            flags = {key: value.replace(place, name) for key, value in flags.items()}
         done = {"module": stage.module, "flags": flags, "seconds": 0.0, "finished": False}
         if record.exists():
             stored = json.loads(record.read_text())

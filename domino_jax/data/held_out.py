@@ -8,6 +8,7 @@ import hashlib
 
 import numpy as np
 
+COUNT = 64  # prompts that are held out of a run
 SHARE = 20  # at most one prompt in this many is held out
 BYTES = 8
 

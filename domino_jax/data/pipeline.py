@@ -7,6 +7,7 @@ batches from the lengths and encodes only its own rows of them.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 import grain
@@ -45,14 +46,14 @@ def make_batches(
     files = open_files(pattern, share.cache)
     fingerprint = indexing.fingerprint(files, encoder)
     index = indexing.load_or_build(files, encoder, fingerprint, share, skip_bad=skip_bad)
+    rows = _usable_rows(pattern, files, index, encoder, held_out)
     batches = Batches(
-        rows=_usable_rows(pattern, files, index, encoder, held_out),
-        fingerprint=fingerprint,
+        rows=rows,
+        fingerprint=hashlib.sha256(f"{fingerprint} {rows.num_held_out}".encode()).hexdigest(),
         layout=layout,
         seed=seed,
         process_rows=share.rows or slice(0, layout.batch_size),
     )
-    rows = batches.rows
     bad = f", {rows.num_bad} more cannot be used" if rows.num_bad else ""
     share.report(
         f"{pattern}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor{bad}"
@@ -89,7 +90,8 @@ def _usable_rows(
 class Batches:
     """The data of a run, ready to be read.
 
-    rows: the usable rows. fingerprint: hex digits that change with the data, the tokenizer and how rows are cut.
+    rows: the usable rows. fingerprint: hex digits that change with the data, the tokenizer, how rows are
+    cut and which are held out.
     """
 
     rows: TrainingRows

@@ -9,6 +9,7 @@ import numpy as np
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.prompts import read_lines
 from domino_jax.data.rows import RowEncoder, TrainingRows
+from domino_jax.data.sources import find_files
 from domino_jax.runtime.progress import PATIENCE, Progress
 
 COUNTED_ROWS = 16_384  # more of them hardly change the order, and long ones take 11 ms each
@@ -21,11 +22,11 @@ def order_of_rows(rows: TrainingRows, vocab: int) -> np.ndarray:
     return order_of((rows[int(place)][1] for place in places), vocab, len(places))
 
 
-def order_of_file(path: str, tokenizer: Any, vocab: int) -> np.ndarray:
-    """`order_of` the first rows of a file in the format of data.train."""
+def order_of_rows_in(pattern: str, tokenizer: Any, vocab: int) -> np.ndarray:
+    """`order_of` the first rows of data.train."""
     encode = RowEncoder(tokenizer, LONGEST, thinking=False, vocab_size=vocab)
-    lines = itertools.islice(read_lines(path), COUNTED_ROWS)
-    return order_of((encode(line, f"{path}:{number}") for number, line in lines), vocab)
+    rows = ((line, f"{path}:{number}") for path in find_files(pattern) for number, line in read_lines(path))
+    return order_of((encode(*row) for row in itertools.islice(rows, COUNTED_ROWS)), vocab)
 
 
 def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) -> np.ndarray:

@@ -180,10 +180,10 @@ class DraftSettings:
     # says, in most cases slot after slot.
     head_passes: int = key(0, least=0)
     # Tokens that can be drafted, the most frequent ones of the training rows' answers. 0: all. The lm_head and the
-    # head's last matrix are read for these alone, by the draft and not by the verifying pass (docs/decoding.md).
+    # head's last matrix are read for these alone, by the draft and not by the verifying pass (docs/decoding.md). For a
+    # drafter without stored counts the answers of data.train are counted.
     draft_vocab: int = key(0, least=0)
-    # A file in the format of data.train whose answers are counted instead, as for a drafter without stored counts.
-    draft_vocab_rows: str | None = key(None, recipe=str)
+    draft_vocab_rows: str | None = None
     # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the
     # text. The draft's cache holds no others. It helps a drafter that was trained on short texts with long ones.
     draft_window: int = key(0, least=0)
@@ -271,7 +271,7 @@ class DecodeSettings:
     # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
     simulate_tau: float = key(0.0, least=0, below=math.inf)
     ignore_eos: bool = key(False)  # every answer has max_new_tokens
-    thinking: bool = key(False)  # for the chat template
+    thinking: bool = key(False)  # for the chat template, of prompts and of training rows
     concurrency: tuple[int, ...] = key((), of=int, least=1)  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
     smallest_cache: int = 256
     widths: tuple[int, ...] = (0, 4, 8, 16)

@@ -14,7 +14,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from domino_jax.data.chat import encode_row
-from domino_jax.data.held_out import SHARE
+from domino_jax.data.held_out import COUNT, SHARE
 from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, make_batches
@@ -63,9 +63,9 @@ def batches_of(
         primary_first=primary_first,
         report=report,
     )
-    encoder = RowEncoder(loaded.tokenizer, data.max_length, data.thinking, loaded.model.config.vocab_size)
+    encoder = RowEncoder(loaded.tokenizer, data.max_length, config.decode.thinking, loaded.model.config.vocab_size)
     layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
-    choices = {"seed": config.seed, "held_out": data.held_out, "skip_bad": data.skip_bad_rows}
+    choices = {"seed": config.seed, "held_out": 0 if config.eval.prompts else COUNT, "skip_bad": data.skip_bad_rows}
     batches = make_batches(source, encoder, layout, share, **choices)
     identity = read_target_identity(config.target.path, config.target.dtype)
     refuse_differences({"the training data": batches.fingerprint, "the target": identity})

@@ -32,7 +32,7 @@ from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings, supported_modes
-from domino_jax.recipe import cli, loading
+from domino_jax.recipe import cli
 from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import DominoError
@@ -47,12 +47,6 @@ def check_flags(flags: cli.Flags) -> None:
     """Raises DominoError for flags of which one would be ignored, before anything is loaded."""
     decode, shown = flags.config.decode, "--interactive" if flags.interactive else "--prompt"
     _check_prompt_flags(flags)
-    several = distributed.meant_for_several(flags.distributed)
-    if several and (decode.mesh.data, decode.mesh.tensor) == (1, 1):
-        raise DominoError(
-            f"{several} is for several processes, but config.decode.mesh is 1 x 1, one device of this process: set"
-            " config.decode.mesh.data or .tensor (-1 is all the rest), or pass --distributed=off."
-        )
     if decode.compare and decode.concurrency:
         raise DominoError(
             "config.decode.compare and config.decode.concurrency are both given, but drafters are compared at"
@@ -94,7 +88,7 @@ def _check_prompt_flags(flags: cli.Flags) -> None:
 def prompt_source(flags: cli.Flags) -> PromptSource:
     """Where the prompts come from: --prompt, --prompts, the recipe's tasks or prompts, or none (made up)."""
     decode = flags.config.decode
-    tasks = tuple(loading.portable(entry) for entry in decode.tasks)
+    tasks = tuple(decode.tasks)
     source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or flags.config.eval.prompts
     if not source and decode.simulate_tau:
         source = "made up"
@@ -103,7 +97,7 @@ def prompt_source(flags: cli.Flags) -> PromptSource:
             "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.eval.prompts or"
             " config.decode.tasks."
         )
-    return PromptSource(loading.portable(source), flags.prompt, None if tasks else decode.num_prompts, tasks)
+    return PromptSource(source, flags.prompt, None if tasks else decode.num_prompts, tasks)
 
 
 def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
@@ -220,7 +214,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
 
 def final_settings(config, head: str) -> DecodeSettings:
     """The recipe's decode settings that a training run of a drafter with this head ends with."""
-    requested = decode_settings(config.decode, head)
+    requested = decode_settings(config.decode, head, config.data.train)
     modes = supported_modes(requested.modes, KINDS[head])
     return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
 
@@ -262,8 +256,8 @@ def decode_trained(
         settings, notes = fit_to_drafter(requested, drafter_config, ())
         print(*notes, sep="\n", end="\n" * bool(notes))
     prompts = final_prompts(config, target, models, settings)
-    prompt_file = PromptSource(loading.portable(config.eval.prompts), limit=config.decode.num_prompts)
-    info = RunInfo(requested, loading.portable(config.target.path), path, prompt_file)
+    prompt_file = PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
+    info = RunInfo(requested, config.target.path, path, prompt_file)
     info = info.loaded(settings, target, prompts, drafter_config if models.drafter else None)
     if not is_remote(output):
         # An interrupted decoding of other weights there is of no use: the training has gone on since.

@@ -15,8 +15,6 @@ from domino_jax.method.keys import Section, walk
 from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (training/checkpoints.py) unless --allow_config_change names it.
 FREE_TO_CHANGE = (
@@ -75,17 +73,6 @@ def resolved(config: Section) -> dict:
     return plain
 
 
-def portable(text: str) -> str:
-    """Paths inside the checkout as ./…: it may have moved when a run continues or a decoding is shown again."""
-    return text.replace(f"{ROOT}/", "./")
-
-
-def located(path: str) -> str:
-    """A path that `portable` wrote, from whatever folder it is read: what ./… does not name here is in the checkout."""
-    inside = ROOT / path
-    return str(inside) if path.startswith("./") and not pathlib.Path(path).exists() and inside.exists() else path
-
-
 def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
@@ -93,6 +80,4 @@ def _plain(value):
         return [_plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity
-    if isinstance(value, str):
-        return portable(value)
     return value

@@ -165,14 +165,12 @@ def _start_rules(config) -> list[Rule]:
 def _data_rules(config) -> list[Rule]:
     """The rows and prompts of a training."""
     data, evaluation = config.data, config.eval
-    enough = bool(evaluation.prompts) or not (evaluation.final or (evaluation.every > 0 and not data.held_out))
     return [
         (bool(data.train), "data.train", "name the training rows, as --config.data.train=ROWS.jsonl"),
         (
-            enough,
+            bool(evaluation.prompts) or not evaluation.final,
             "eval.prompts",
-            f"eval.every {evaluation.every} and eval.final {evaluation.final} need held-out prompts; give them with"
-            " --config.eval.prompts=PROMPTS.jsonl, or turn both off (data.held_out is enough for eval.every alone)",
+            "eval.final is True and needs held-out prompts; give --config.eval.prompts=PROMPTS.jsonl, or turn it off",
         ),
     ]
 

@@ -31,13 +31,16 @@ def width_of(decode, set_keys: Collection[str]) -> str:
     return decode.width if "decode.width" in set_keys else "adaptive"
 
 
-def decode_settings(decode, head: str) -> DecodeSettings:
+def decode_settings(decode, head: str, rows: str | None = None) -> DecodeSettings:
     """The decode section as settings.
 
-    head: of the drafter, for modes that are left open.
+    Args:
+        head: of the drafter, for modes that are left open.
+        rows: data.train, for the draft vocabulary of a drafter without stored counts.
     """
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in decode.items()}
     values |= {"modes": modes_of(decode, head), "num_drafts": decode.num_drafts or None}
     # Without the mode a tree's rows must not count in how much cache a prompt needs.
     values["tree"] = TreeSettings(**decode.tree) if TREE in values["modes"] else None
+    values["draft_vocab_rows"] = rows if decode.draft_vocab else None
     return DecodeSettings().change(**{name: value for name, value in values.items() if name not in COMMAND_KEYS})

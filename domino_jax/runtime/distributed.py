@@ -108,14 +108,6 @@ def _count(number: int, noun: str, plural: str) -> str:
     return f"{number} {noun}{plural if number > 1 else ''}"
 
 
-def meant_for_several(mode: str) -> str | None:
-    """The flag or variable that makes this process one of several, before anything is connected; None without one."""
-    if mode == "manual":
-        return "--distributed=manual"
-    count = os.environ.get("JAX_NUM_PROCESSES", "").strip()
-    return f"JAX_NUM_PROCESSES={count}" if mode == "auto" and count not in ("", "1") else None
-
-
 def is_one_of_several() -> bool:
     """Whether other processes are connected with this one."""
     return jax.distributed.is_initialized() and jax.process_count() > 1

@@ -5,8 +5,6 @@ import os
 import re
 from typing import Any
 
-from domino_jax.runtime.files import is_remote
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 REFUSED += (errno.ENAMETOOLONG, errno.ELOOP)
@@ -73,15 +71,3 @@ def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:
         )
     problem = f"{place} cannot be opened or written: {error.strerror or error}."
     return DominoError(f"{problem}\nName another place, or give this user access to it.")
-
-
-def refuse_read_only(place: str | os.PathLike) -> None:
-    """Refuse a local file or folder that cannot be written, before any work is done for it; nothing is created."""
-    if is_remote(place):
-        return
-    there = os.path.abspath(os.path.expanduser(place))
-    while not os.path.exists(there) and there != os.path.dirname(there):
-        there = os.path.dirname(there)
-    if not os.access(there, os.W_OK):
-        number = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
-        raise unwritable(place, OSError(number, os.strerror(number)))

@@ -6,7 +6,7 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -17,7 +17,6 @@ from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import Journal, whole_lines
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.runtime.remote import open_path
-from domino_jax.training.step_clock import StepClock
 
 # The main figures, for the console, in this order, under these names and in these forms; metrics.jsonl holds all.
 SHOWN = {
@@ -38,8 +37,6 @@ SHOWN = {
     "data_wait": "data wait {:.1%}",
     "skipped": "SKIPPED {:.0f}",
 }
-# Bookkeeping of the time: in the file, and no curve.
-NO_CURVE = ("cpu_seconds",)
 
 Value = float | Sequence[float]
 
@@ -86,11 +83,6 @@ class MetricsWriter:
         if primary:
             self._folder.mkdir(parents=True, exist_ok=True)
 
-    def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
-        """The clock of this start, which counts on the processor time of earlier ones (step_clock.StepClock)."""
-        cpu_seconds = max((row["cpu_seconds"] for row in self._continued if "cpu_seconds" in row), default=0.0)
-        return StepClock(cpu_seconds, row_flops=row_flops, peak_flops=peak_flops)
-
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Log one step. On a disk the row is then in the file; flush() does it in a bucket."""
         if not self._primary:
@@ -123,7 +115,7 @@ class MetricsWriter:
         for key, value in numbers.items():
             if isinstance(value, list):
                 points |= {f"{key}/{place}": number for place, number in enumerate(value, start=1)}
-            elif key not in NO_CURVE:
+            else:
                 points[key] = value
         for name, point in points.items():
             if math.isfinite(point):

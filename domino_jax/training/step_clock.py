@@ -5,8 +5,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 
-import jax
-
 
 class StepClock:
     """Takes the time of a training loop.
@@ -27,18 +25,15 @@ class StepClock:
 
     def __init__(
         self,
-        cpu_seconds: float = 0.0,
         *,
         row_flops: Callable[[int], float] | None = None,
         peak_flops: float | None = None,
     ):
         """
         Args:
-            cpu_seconds: processor time of earlier starts.
             row_flops: tokens of a row → FLOPs of its part of a step.
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
-        self._cpu_start = time.process_time() - cpu_seconds
         self._row_flops = functools.cache(row_flops) if row_flops else None
         self._peak = peak_flops
         self._fetched = time.monotonic()
@@ -87,8 +82,7 @@ class StepClock:
             "rows_per_second" and "tokens_per_second" over the working time; "data_wait", the share of it that the loop
             waited for batches (an upper bound of the devices' own wait: they may have been busy with earlier steps);
             "mfu" where the devices' peak is known: the FLOPs of the step's matrix products against it. None of these
-            before the second step of a start. Where the devices are CPUs also "cpu_seconds", the processor time of
-            this process so far, that of earlier starts included.
+            before the second step of a start.
         """
         working = time.monotonic() - self._begin - self._elsewhere
         rates = {}
@@ -100,7 +94,5 @@ class StepClock:
             }
             if self._peak and self._row_flops:
                 rates["mfu"] = self._flops / working / self._peak
-        if jax.default_backend() == "cpu":
-            rates["cpu_seconds"] = time.process_time() - self._cpu_start
         self._begin_interval()
         return rates

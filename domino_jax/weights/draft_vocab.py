@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from domino_jax.data.token_counts import frequent_tokens, order_of_file
+from domino_jax.data.token_counts import frequent_tokens, order_of_rows_in
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.qwen3 import Qwen3Config
@@ -63,14 +63,13 @@ def choose_tokens(
     ]
     for change in (change for wrong, change in refused if wrong):
         raise DominoError(f"decode.draft_vocab is {drafting.draft_vocab}, but {change}.")
-    if drafting.draft_vocab_rows:
-        order = order_of_file(drafting.draft_vocab_rows, tokenizer, vocab)
-    else:
-        order = read_order(folder, vocab)
-    if order is None:
+    order = read_order(folder, vocab)
+    if order is None and drafting.draft_vocab_rows:
+        order = order_of_rows_in(drafting.draft_vocab_rows, tokenizer, vocab)
+    if order is None or not len(order):
         raise DataError(
             f"decode.draft_vocab is {drafting.draft_vocab}, but {folder} has no {TOKEN_ORDER} with the frequencies of"
-            " tokens; name a file of answers in decode.draft_vocab_rows, or set draft_vocab to 0."
+            " tokens; name rows with answers in data.train, or set draft_vocab to 0."
         )
     return frequent_tokens(order, vocab, drafting.draft_vocab, always=stop_ids)
 

@@ -44,7 +44,7 @@ def disk(folder, option):
         ("regenerate", "--output={}/rows"),
     ],
 )
-def test_a_read_only_disk_is_one_sentence_and_exit_code_2_before_any_work(tmp_path, capsys, command, output):
+def test_a_read_only_disk_is_one_sentence_and_exit_code_2(tmp_path, capsys, command, output):
     (tmp_path / "prompts.jsonl").write_text('{"id": "a", "token_ids": [1, 2]}\n')
     flags = [f"--config={ROOT}/configs/tiny.py", f"--config.target.path={GOLDEN}/target", "--distributed=off"]
     if command != "train":

@@ -70,7 +70,7 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]
     mask = [0] * len(case["prompt"]) + [1] * len(case["output"])
     rows = write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in ids])
-    argv = arguments((rows, ""), tmp_path / "run", config__data__held_out=8, config__eval__every=2)
+    argv = arguments((rows, ""), tmp_path / "run", config__eval__every=2)
     assert start([*argv, "--config.train.steps=2"]) == 0
     assert "held out for evaluation: 1 prompts, 1 rows with these prompts" in capsys.readouterr().out
     held_out = json.loads((tmp_path / "run" / "held_out.jsonl").read_text())

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from domino_jax.data.chat import TrainingRow
-from domino_jax.data.token_counts import frequent_tokens, order_of_file, order_of_rows
+from domino_jax.data.token_counts import frequent_tokens, order_of_rows, order_of_rows_in
 
 
 def rows(*pairs):
@@ -20,7 +20,7 @@ def test_only_supervised_tokens_count_and_ties_go_to_the_lower_id(tmp_path):
     assert order_of_rows(rows(*pairs), vocab=9).tolist() == [3, 7, 2]
     lines = [json.dumps({"token_ids": ids, "loss_mask": mask}) for ids, mask in pairs]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    assert order_of_file(str(tmp_path / "rows.jsonl"), None, vocab=9).tolist() == [3, 7, 2]
+    assert order_of_rows_in(str(tmp_path / "rows.jsonl"), None, vocab=9).tolist() == [3, 7, 2]
 
 
 def test_tokens_that_no_answer_has_fill_up_the_vocabulary_and_some_are_always_in_it():

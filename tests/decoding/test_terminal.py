@@ -10,7 +10,6 @@ import rich.console
 from domino_jax.decoding import terminal
 from domino_jax.decoding.api import TextPiece
 from domino_jax.recipe import cli
-from domino_jax.recipe.decoding import check_flags
 from domino_jax.runtime.errors import DataError
 from tests.decoding.test_api import PROMPT, answer
 from tests.helpers.commands import run
@@ -93,10 +92,6 @@ def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
         (["--prompt=caf\udce9"], r"--prompt='caf\udce9' is not valid UTF-8"),
         (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
-        (
-            ["--prompt=Hi", "--distributed=manual"],
-            "--distributed=manual is for several processes, but config.decode.mesh",
-        ),
         (["--interactive", "--output=folder"], "--interactive and --output are both given"),
         (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
         (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
@@ -109,16 +104,3 @@ def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, mess
     code, shown, error = start(capsys, *arguments)
     assert (code, shown, "Traceback" in error) == (2, "", False)
     assert message in error and len(error.strip().splitlines()) == 1
-
-
-def test_processes_that_would_all_write_the_same_folder_are_refused(capsys, monkeypatch):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
-    code, shown, error = start(capsys, "--output=folder", "--distributed=auto")
-    assert (code, shown) == (2, "") and len(error.strip().splitlines()) == 1
-    assert "JAX_NUM_PROCESSES=2 is for several processes, but config.decode.mesh is 1 x 1" in error
-
-
-@pytest.mark.parametrize("given", ["off", "auto", "manual --config.decode.mesh.data=-1"])
-def test_distributed_is_no_mistake_where_it_says_what_is_done(given):
-    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--prompt=Hi", *f"--distributed={given}".split()]
-    check_flags(cli.parse(argv, ("config",), ("prompt", "distributed", "interactive", "output", "prompts")))

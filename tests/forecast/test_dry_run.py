@@ -43,7 +43,6 @@ def test_the_command_needs_no_data_no_prompts_and_no_network(monkeypatch, tmp_pa
     figures = found()
     bare = flags("--config.train.profile_steps=(2,3)")
     bare.config.data.train = bare.config.eval.prompts = None
-    bare.config.data.held_out = 0
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was used"))
     monkeypatch.setattr(dry_run, "examine", lambda *_: figures)
     assert main(dataclasses.replace(bare, workdir=str(tmp_path), dry_run=True)) is None

@@ -117,12 +117,3 @@ def test_resolved_is_strict_json_and_survives_a_round_trip():
     assert plain["train"]["gamma"] == "inf"
     assert plain["decode"]["modes"] == ["autoregressive", "backbone", "domino"]
     assert plain["drafter"]["mask_token_id"] is None
-
-
-def test_a_path_of_a_workdir_is_found_from_any_folder(monkeypatch, tmp_path):
-    target = loading.portable(str(ROOT / "assets" / "tiny_qwen3"))
-    monkeypatch.chdir(tmp_path)
-    assert target == "./assets/tiny_qwen3" and loading.located(target) == str(ROOT / "assets" / "tiny_qwen3")
-    assert [loading.located(path) for path in ("owner/name", "./nowhere")] == ["owner/name", "./nowhere"]
-    (tmp_path / "assets" / "tiny_qwen3").mkdir(parents=True)
-    assert loading.located(target) == target

@@ -65,7 +65,6 @@ MARKOV, EAGLE3, MEDUSA = ({"drafter.head": head} for head in ("markov", "eagle3"
 RULES = [
     ("target.path", {"target.path": ""}),
     ("data.train", {"data.train": ""}),
-    ("eval.prompts", {"data.held_out": 0}),
     ("eval.prompts", {"eval.final": True}),
     ("mesh.data", {"mesh.data": 0}),
     ("mesh.fsdp", {"mesh.data": -1}),
@@ -127,7 +126,6 @@ SOUND = [
     {**MARKOV, "train.loss": "cross_entropy", "train.dpace_alpha": 0.5},
     {**MEDUSA, "data.max_length": 200},  # it draws no anchors
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
-    {"data.held_out": 0, "eval.prompts": "p.jsonl"},
     {"drafter.path": "", "eval.prompts": ""},  # as if they were left out
     {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
     *({**HELD_OUT, "drafter.head": head} for head in KINDS),

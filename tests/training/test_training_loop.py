@@ -22,6 +22,7 @@ from domino_jax.training import hooks
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
+from domino_jax.training.step_clock import StepClock
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
 STEPS = 6
@@ -91,7 +92,7 @@ def train(workdir, *, log=1, save=2, evaluate=None, hook=None, step=None, length
             batch_size=2,
             store=hooks.store_in(checkpoints, metrics, {}),
             guard=NonFiniteGuard(True, 0, str),
-            clock=metrics.clock(),
+            clock=StepClock(),
             watchdog=Watchdog(0),
             preemption=stack.enter_context(Preemption(lambda line: None)),
             say=lambda line: None,

@@ -50,7 +50,7 @@ def test_the_order_comes_from_the_drafters_folder_or_from_a_file_of_answers(tmp_
     assert choose_tokens(tmp_path, config, DraftSettings(draft_vocab=3), **arguments).tolist() == [7, 90, 200]
     (tmp_path / "rows.jsonl").write_text('{"token_ids": [4, 8, 8, 9], "loss_mask": [0, 1, 1, 1]}')
     counted = DraftSettings(draft_vocab=4, draft_vocab_rows=str(tmp_path / "rows.jsonl"))
-    assert choose_tokens(tmp_path, config, counted, **arguments).tolist() == [0, 8, 9, 90]
+    assert choose_tokens(tmp_path / "without", config, counted, **arguments).tolist() == [0, 8, 9, 90]
     with pytest.raises(DataError, match=TOKEN_ORDER):
         read_order(tmp_path, vocab=200)
 
