@@ -121,8 +121,7 @@ def _train() -> Section:
 
 def _checkpoint() -> Section:
     return section(
-        every=Key(1_000, least=1),
-        keep=Key(3, least=1),  # the newest N; the best one by τ stays as well
+        every=Key(1_000, least=1),  # the newest three are stored, and the best one by τ
     )
 
 

@@ -18,7 +18,6 @@ the throughput at several batch sizes, and config.decode.compare several drafter
 
 import contextlib
 import functools
-import json
 from pathlib import Path
 
 import jax
@@ -30,7 +29,7 @@ from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
 from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
-from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
+from domino_jax.evals.run_files import refuse_other_run
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.settings import DRAFT, DecodeSettings, default_modes
 from domino_jax.recipe import cli, rules
@@ -100,15 +99,13 @@ def main(flags: cli.Flags) -> None:
             models = loader.models(loaded, config.drafter.path, settings.modes)
             drafter = models.drafter and models.drafter.config
             if drafter:
-                settings, notes = fit_to_drafter(settings, drafter, flags.set_keys)
+                settings, notes = fit_to_drafter(settings, drafter)
                 for note in notes:
                     say(note)
             prompts = fitting([new_generator(models, settings)], prompts)
             info = info.loaded(settings, loaded, prompts, drafter)
             report = decode_prompts(models, loaded, prompts, info, output)
             if distributed.is_primary():
-                if flags.prompt:
-                    print(first_text(output, settings.modes[-1]))
                 console_table(report)
         say(f"written to {output}")
 
@@ -190,18 +187,11 @@ def load_compared(
         settings = info.requested
         if flags.config.decode.modes is None:
             settings = settings.change(modes=default_modes(models.drafter.config))
-        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
+        settings, notes = fit_to_drafter(settings, models.drafter.config)
         drafters[name] = ComparedDrafter(path, models, settings)
         for note in notes:
             say(f"{name}: {note}")
     return drafters
-
-
-def first_text(output: Path, mode: str) -> str:
-    """The text that `mode` gave to the first prompt, or its ids without a tokenizer."""
-    with (output / GENERATIONS).open(encoding="utf-8") as lines:
-        row = next(row for row in map(json.loads, lines) if row["mode"] == mode)
-    return row["text"] if row["text"] is not None else str(row["token_ids"])
 
 
 if __name__ == "__main__":

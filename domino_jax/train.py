@@ -77,7 +77,6 @@ def main(flags: cli.Flags) -> int | None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_run(workdir))
         refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
-        say(builders.describe_run(config))
         keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         sharding.check_rows(mesh, train.batch_size, train.accumulate)
@@ -91,7 +90,7 @@ def main(flags: cli.Flags) -> int | None:
         batches = builders.batches_of(config, source, loaded, workdir, mesh, say)
 
         # 4. The drafter, its evaluation and its training step.
-        drafter_config = final_drafter_config(config, loaded, batches)
+        drafter_config = final_drafter_config(config, loaded, batches, workdir)
         drafter = builders.drafter_of(drafter_config, config)
         layout, evaluate = evaluation_of(config, loaded, drafter, batches, mesh)
         optimizer = builders.optimizer_of(train)
@@ -108,11 +107,10 @@ def main(flags: cli.Flags) -> int | None:
         #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
         meta = {"config": recipe, "data": batches.fingerprint}
         watchdog = stack.enter_context(Watchdog(train.hang_seconds))
-        checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint.keep, say))
+        checkpoints = stack.enter_context(Checkpoints(workdir, report=say))
         check = functools.partial(refuse_other_run, meta=meta, config=config, allowed=flags.allow_config_change)
         restored = checkpoints.restore_latest(shapes, check)
         if restored:
-            refuse_other_vocabulary(workdir, drafter_config)
             done, state, position, _ = restored
         else:
             done, position = 0, None
@@ -206,11 +204,17 @@ def training_source(flags: cli.Flags, workdir: epath.Path) -> str:
     return source
 
 
-def final_drafter_config(config, loaded: LoadedTarget, batches: Batches) -> AnyConfig:
-    """The drafter's config with what it takes from the target (the mask token) and the rows (EAGLE-3's vocabulary)."""
+def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir: epath.Path) -> AnyConfig:
+    """The drafter's config with what it takes from the target (the mask token) and the rows (EAGLE-3's vocabulary).
+
+    A run that continues keeps its vocabulary, for which the lm_head of its checkpoint was trained.
+    """
     blocks = KINDS[config.drafter.head].has_backbone  # which need a token for the slots of a block
     mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
     drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
+    stored = hf.read_json(workdir, export.DRAFTER_CONFIG, required=False).get("draft_tokens")
+    if stored and drafter_config.counts_tokens and len(stored) == drafter_config.draft_vocab_size:
+        return drafter_config.with_draft_tokens(stored)
     return builders.with_draft_vocabulary(drafter_config, batches.rows)
 
 
@@ -299,20 +303,6 @@ def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) 
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
             f"{meta['data'][:12]} now); bring the old rows back,\n"
             "train in another workdir, or allow it with --allow_config_change=data.train"
-        )
-
-
-def refuse_other_vocabulary(workdir: epath.Path, config: AnyConfig) -> None:
-    """Refuses to continue a drafter whose draft vocabulary was counted otherwise: its lm_head rows are other tokens."""
-    tokens = config.stored().get("draft_tokens")
-    if tokens is None:
-        return
-    name = "drafter_config.json"
-    earlier = hf.read_json(workdir, name, kind="the workdir of a run that can be continued")
-    if earlier.get("draft_tokens") != tokens:
-        raise DataError(
-            f"the draft vocabulary of {workdir}/{name} is not the one that these training rows give now: the lm_head of"
-            " the checkpoint was trained for other tokens.\nBring the old rows back, or train in another workdir."
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote, replacing
-from domino_jax.runtime.journal import Journal, locked, remove_torn_line, torn_bytes, whole_lines
+from domino_jax.runtime.journal import Journal, locked, whole_lines
 from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.made_with import differences, refuse
 
@@ -76,7 +76,7 @@ class AnswerFiles:
         if self.parts() or not self.output.is_file() or not self.output.stat().st_size:
             return False
         self.check_settings()
-        return not torn_bytes(self.output) and list(find_rows([self.output])) == list(self.ids)
+        return list(find_rows([self.output])) == list(self.ids)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[set[str]]:
@@ -99,8 +99,6 @@ class AnswerFiles:
         for file in self.files():
             if file not in ours:
                 locks.enter_context(locked(file))
-        for file in self.files():
-            remove_torn_line(file)
         if not started:
             write_json(self.meta, self.made_with)
 

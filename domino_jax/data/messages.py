@@ -23,10 +23,6 @@ REFUSED = {
     "loss_mask": "flag messages with train, or give token_ids",
 }
 EMPTY = ("", [], {})  # a table of many rows has a column for all if one row uses it
-# Arguments of the tokenizer's call, no variables of a template.
-RESERVED = ("chat_template", "messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
-RESERVED += ("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs")
-RESERVED += ("sanitize_control_tokens", "return_assistant_tokens_mask", "conversation")
 FLAGS = ("weight", "loss_mask", "train", "trainable")  # of a message: 0 or false makes an answer context
 SPEAKERS = {
     "system": "system",
@@ -129,9 +125,8 @@ def _variables(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The template's variables in the row's columns; an empty column is an absent one."""
     kwargs = _json_column(row, "chat_template_kwargs", where)
     tools = _json_column(row, "tools", where)
-    if kwargs and (not isinstance(kwargs, dict) or any(key in kwargs for key in RESERVED)):
-        names = ", ".join(RESERVED)
-        raise DataError(f"{where}: chat_template_kwargs is {quote(kwargs)}, expected an object without {names}.")
+    if kwargs and not isinstance(kwargs, dict):
+        raise DataError(f"{where}: chat_template_kwargs is {quote(kwargs)}, expected an object.")
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(f"{where}: tools is {quote(tools)}, expected a list of objects or its JSON text.")
     return {**present(kwargs or {}), **({"tools": tools} if tools else {})}

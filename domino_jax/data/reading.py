@@ -8,7 +8,6 @@ import numpy as np
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.order import ENDLESS, Items, Layout, Position
 from domino_jax.data.rows import TrainingRows
-from domino_jax.runtime.errors import DominoError
 
 POSITION = "position"  # a key of every batch inside the pipeline: int64 [4], the position of the next batch
 
@@ -85,25 +84,18 @@ def pack_rows(rows: list[TrainingRow], length: int) -> dict[str, np.ndarray]:
 
 
 class BatchIterator:
-    """Endless batches; a failure closes it for good."""
+    """Endless batches."""
 
     def __init__(self, batches: Iterator[dict], start: Position):
         """batches: Grain's iterator; start: its position."""
         self._batches = batches
         self._position = start
-        self._closed = False
 
     def __iter__(self) -> "BatchIterator":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        if self._closed:
-            raise DominoError("the data is closed, by an earlier failure or by close().")
-        try:
-            batch = next(self._batches)
-        except DominoError:
-            self.close()
-            raise
+        batch = next(self._batches)
         self._position = Position(*batch.pop(POSITION).tolist())
         return batch
 
@@ -111,14 +103,8 @@ class BatchIterator:
         """The position after the last returned batch as JSON values, for `Batches.start`."""
         return dataclasses.asdict(self._position)
 
-    def close(self) -> None:
-        """Ends the threads; may be called again."""
-        if not self._closed:
-            self._closed = True
-            self._batches.close()
-
     def __enter__(self) -> "BatchIterator":
         return self
 
     def __exit__(self, *exception) -> None:
-        self.close()
+        self._batches.close()  # ends the threads

@@ -109,7 +109,7 @@ def _bring(name: str, cache: pathlib.Path) -> DataFile:
     digest = _digest(local, name)
     if name.endswith(COMPRESSED):
         # Named by its bytes, so that a replaced file is unpacked again whatever its date.
-        local = make_once(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
+        local = make_once(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, target))
     return DataFile(name, os.path.abspath(os.path.expanduser(local)), digest)
 
 
@@ -123,19 +123,13 @@ def _fetched(name: str, cache: pathlib.Path) -> pathlib.Path:
         return make_once(target, lambda fresh: store.get_file(name, os.fspath(fresh)))
 
 
-def _unpack(local: str, name: str, target: pathlib.Path) -> None:
-    try:
-        with open_plain(local) as plain, target.open("wb") as out:
-            shutil.copyfileobj(plain, out, 1 << 22)
-    except OSError as error:
-        raise DominoError(f"{name} cannot be unpacked to {target.parent}: {error}. Free some space there.") from error
+def _unpack(local: str, target: pathlib.Path) -> None:
+    with open_plain(local) as plain, target.open("wb") as out:
+        shutil.copyfileobj(plain, out, 1 << 22)
 
 
 def _digest(local: str, name: str) -> str:
-    try:
-        with open(os.path.expanduser(local), "rb") as file:
-            refuse_other_kind(name, file.read(HEAD_BYTES), rows=not name.endswith(COMPRESSED))
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DominoError(f"{local} cannot be read: {error.strerror}.") from error
+    with open(os.path.expanduser(local), "rb") as file:
+        refuse_other_kind(name, file.read(HEAD_BYTES), rows=not name.endswith(COMPRESSED))
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -78,7 +78,6 @@ def compare_drafters(
 
 def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[int]) -> list[Lane]:
     """One lane of plain decoding, which every speed-up is against, then the lanes of all drafters."""
-    refuse_other_widths(drafters)
     lanes = []
     for name, one in drafters.items():
         settings = one.settings
@@ -95,23 +94,6 @@ def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[in
             )
         lanes += [Lane(f"{name}/{mode}", mode, one.models, generator, name) for mode in modes]
     return lanes
-
-
-def refuse_other_widths(drafters: Mapping[str, ComparedDrafter]) -> None:
-    """In fixed shape plain decoding runs as wide as a drafter's rounds, and all drafters share one plain run."""
-    if all(one.settings.parity != "fixed_shape" for one in drafters.values()):
-        return
-    # The number of drafts, and the slots that a round writes, which count in the size of the caches.
-    shapes = {}
-    for name, one in drafters.items():
-        config, settings = one.models.drafter.config, one.settings
-        shapes.setdefault((settings.drafting.width(config), settings.block_rows(config)), name)
-    if len(shapes) > 1:
-        (_, first), (_, other) = sorted(shapes.items())[:2]
-        raise DominoError(
-            f"decode.parity is 'fixed_shape', but rounds of {first} and of {other} have different widths, and plain"
-            " decoding has one: set decode.parity to near_tie, or decode with one drafter at a time."
-        )
 
 
 def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class ModeRun:
     """Figures of one mode's answers: sums, and a few numbers per answer; no text and no list of tokens.
 
     clock: sums over all groups.  histogram: rounds by the tokens they emitted.
-    emitted, rounds: per answer, tokens emitted in rounds and how many rounds; steps: the loop's steps, plain or not.
+    emitted, rounds: per answer, tokens emitted in rounds and how many rounds.
     group_seconds, group_tokens: per group of prompts that ran together, the loop's seconds and tokens.
     compared: answers compared with the baseline's (None where that was not done); diverged, near_ties: how many differ.
     """
@@ -39,7 +39,6 @@ class ModeRun:
     clock: Clock = dataclasses.field(default_factory=Clock)
     tokens: int = 0
     stopped: int = 0
-    steps: int = 0
     histogram: Counter = dataclasses.field(default_factory=Counter)
     emitted: list[int] = dataclasses.field(default_factory=list)
     rounds: list[int] = dataclasses.field(default_factory=list)
@@ -59,7 +58,6 @@ class ModeRun:
         for answer in answers:
             self.tokens += len(answer.token_ids)
             self.stopped += answer.finish_reason == "stop"
-            self.steps += len(answer.accept_lengths) or len(answer.token_ids) - 1
             self.histogram.update(answer.accept_lengths)
             self.emitted.append(sum(answer.accept_lengths))
             self.rounds.append(len(answer.accept_lengths))

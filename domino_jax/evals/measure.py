@@ -144,6 +144,6 @@ def _level(
             record, lines = decode_group(lanes, group, codec, bool(info.simulated))
             measured.add(lanes, record, lines)
             progress.advance(len(group.prompts))
-    figures = figures_of(measured.runs, info, size)
+    figures = figures_of(measured.runs, info)
     modes = {mode: {key: values[key] for key in LEVEL_FIGURES} for mode, values in figures.items()}
     return {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}

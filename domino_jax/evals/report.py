@@ -56,7 +56,7 @@ def build_report(
         concurrency: figures by batch size (compare.py).
     """
     batch_size = info.settings.batch_size
-    modes = figures_of(runs, info, batch_size)
+    modes = figures_of(runs, info)
     step_seconds = split[BASELINE]["round"] if BASELINE in split else None
     for mode, figures in modes.items():
         timed = split[mode] if mode in split and mode != BASELINE else None
@@ -64,7 +64,7 @@ def build_report(
         figures["break_even_tau"] = ratio(timed["round"], step_seconds) if timed else None
     by_task = {}
     for name, task_runs in (tasks or {}).items():
-        by_task[name] = figures_of(task_runs, info, batch_size)
+        by_task[name] = figures_of(task_runs, info)
         for mode, identical in identical_outputs(task_runs).items():
             by_task[name][mode]["identical"] = identical
     over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")

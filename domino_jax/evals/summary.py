@@ -22,11 +22,11 @@ SEED = 0
 Interval = list[float] | None
 
 
-def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
+def figures_of(runs: Mapping[str, ModeRun], info: RunInfo) -> dict[str, dict[str, Any]]:
     """The figures of one set of prompts by mode, including speed-ups and intervals."""
     baseline = runs[BASELINE] if BASELINE in runs else None
     widths = {BASELINE: 1, **info.round_widths}
-    modes = {mode: _mode_figures(run, widths[mode], batch_size) for mode, run in runs.items()}
+    modes = {mode: _mode_figures(run, widths[mode]) for mode, run in runs.items()}
     speedups = {"speedup": "tokens_per_second", "speedup_end_to_end": "output_tokens_per_second"}
     for mode, figures in modes.items():
         for name, rate in speedups.items():
@@ -38,7 +38,7 @@ def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> d
     return modes
 
 
-def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
+def _mode_figures(run: ModeRun, width: int) -> dict[str, Any]:
     clock, histogram = run.clock, full_histogram(run.histogram, width)
     plain, conditional = accept_rates(histogram)
     means = [emitted / rounds for emitted, rounds in zip(run.emitted, run.rounds, strict=True) if rounds]
@@ -50,8 +50,6 @@ def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
         "tokens_per_second": ratio(clock.decode_tokens, clock.decode_seconds),
         "output_tokens_per_second": ratio(run.tokens, clock.prefill_seconds + clock.decode_seconds),
         "milliseconds_per_token": ratio(clock.decode_seconds * 1e3, clock.decode_tokens),
-        # Nobody counts the steps of a batch whose rows end and are replaced one by one.
-        "milliseconds_per_step": ratio(clock.decode_seconds * 1e3, run.steps) if batch_size == 1 else None,
         "prefill_seconds": clock.prefill_seconds,
         "compile_seconds": clock.compile_seconds,
         "rounds": sum(histogram.values()),

@@ -33,7 +33,7 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
+from domino_jax.recipe.values import convolution_taps, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
@@ -279,20 +279,3 @@ def evaluation_rows(config, rows: TrainingRows, check: Callable[[dict], None]) -
     for row in held_out:
         check(row)
     return held_out
-
-
-def describe_run(config) -> str:
-    """The first line of a run: its phases by the recipe. How long they take is known once steps were measured."""
-    train, evaluation = config.train, config.eval
-    phases = []
-    if config.data.regenerate:
-        number = config.regenerate.num_prompts
-        phases.append(f"the target answers {f'{number:,}' if number else 'all'} prompts")
-    phases.append(f"{train.steps:,} steps of {train.batch_size} rows")
-    if evaluation.every:
-        phases.append(f"{evaluation.num_prompts} held-out prompts decoded every {evaluation.every:,} steps")
-    phases.append("export")
-    if evaluation.final and jax.process_count() == 1:
-        number = f"{config.decode.num_prompts} prompts" if config.decode.num_prompts else "all prompts"
-        phases.append(f"{number} decoded in {len(modes_of(config.decode, config.drafter.head))} modes")
-    return f"this run: {', then '.join(phases)}. Times left are measured on this machine."

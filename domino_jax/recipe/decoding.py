@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ def check_flags(flags: cli.Flags) -> None:
         raise DominoError(
             "config.decode.compare and config.decode.concurrency are both given, but drafters are compared at"
             " decode.batch_size alone; remove one of them."
+        )
+    if decode.compare and decode.parity == "fixed_shape":
+        raise DominoError(
+            "config.decode.parity is 'fixed_shape', in which plain decoding is as wide as one drafter's rounds, but"
+            " config.decode.compare has several drafters: set parity to near_tie, or decode with one at a time."
         )
     if flags.output:
         return
@@ -140,27 +145,14 @@ def read_file_rows(
 # ------------------------------------------------------------------------------------------------ drafters
 
 
-def fit_to_drafter(
-    settings: DecodeSettings, drafter: AnyConfig, set_keys: Collection[str]
-) -> tuple[DecodeSettings, list[str]]:
-    """Settings that the drafter's block allows, and a note for each value of the recipe that was lowered.
-
-    Args:
-        set_keys: those set on the command line, as "decode.num_drafts".
-
-    Raises:
-        DominoError: a value set on the command line is too large.
-    """
+def fit_to_drafter(settings: DecodeSettings, drafter: AnyConfig) -> tuple[DecodeSettings, list[str]]:
+    """Settings that the drafter's block allows, and a note for each value that was lowered."""
     notes = []
 
     def at_most(key: str, value: int, most: int, reason: str) -> int:
-        if value <= most:
-            return value
-        text = f"config.{key} is {value}, but {reason}"
-        if key in set_keys:
-            raise DominoError(f"{text}: lower it to {most} or less.")
-        notes.append(f"note: {text}: lowered to {most}.")
-        return most
+        if value > most:
+            notes.append(f"note: config.{key} is {value}, but {reason}: lowered to {most}.")
+        return min(value, most)
 
     most = drafter.most_drafts
     reason = f"this drafter's block of {drafter.block_size} gives at most {most} drafts"
@@ -194,7 +186,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
     models = loader.models(loaded, flags.config.drafter.path, (mode,))
     console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
     if models.drafter:
-        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
+        settings, notes = fit_to_drafter(settings, models.drafter.config)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
     width = width_of(flags.config.decode, flags.set_keys) if flags.interactive else settings.width
@@ -231,7 +223,7 @@ def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> None:
     """Refuses prompts that `decode_trained` could not use, before hours of training."""
     if not config.eval.final or jax.process_count() > 1:
         return
-    settings, notes = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config, ())
+    settings, notes = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config)
     print(*notes, sep="\n", end="\n" * bool(notes))
     models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
     final_prompts(config, loaded, models, settings)
@@ -253,7 +245,7 @@ def decode_trained(
         drafter_config, rounded = as_drafted(drafter_config, rounded, target, path, requested.drafting)
         drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         models = Models(target.model, target.params, drafter, rows_together(rounded))
-        settings, notes = fit_to_drafter(requested, drafter_config, ())
+        settings, notes = fit_to_drafter(requested, drafter_config)
         print(*notes, sep="\n", end="\n" * bool(notes))
     prompts = final_prompts(config, target, models, settings)
     prompt_file = PromptSource(config.eval.prompts, limit=config.decode.num_prompts)

@@ -4,7 +4,6 @@ A line counts once its end is on the disk. What follows the last whole line was 
 removes it.
 """
 
-import collections
 import contextlib
 import fcntl
 import io
@@ -43,13 +42,18 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """A JSONL file opened for appending, on a disk or in a bucket (gs://). Only one process may have it open."""
+    """A JSONL file opened for appending, on a disk or in a bucket (gs://). Only one process may have it open.
+
+    On a disk a torn last line is removed.
+    """
 
     def __init__(self, path: str | os.PathLike):
         self._object = open_path(path) if is_remote(path) else None
         self._file = io.BytesIO() if self._object else open(path, "ab")
         if self._object and self._object.exists():
             self._file.write(self._object.read_bytes())
+        elif not self._object:
+            self._file.truncate(max((line.end for line in whole_lines(path)), default=0))
         self._flushed = time.monotonic()
 
     def append(self, *rows: Mapping[str, Any]) -> int:
@@ -94,18 +98,6 @@ def whole_lines(path: Path) -> Iterator[Line]:
             if text.strip() and text.endswith(b"\n"):
                 yield Line(number, start, text)
             start += len(text)
-
-
-def torn_bytes(path: Path) -> int:
-    """The number of bytes after the file's last line end."""
-    with path.open("rb") as file:
-        last = b"".join(collections.deque(file, maxlen=1))
-    return 0 if last.endswith(b"\n") else len(last)
-
-
-def remove_torn_line(path: Path) -> None:
-    """Ends the file after its last line end."""
-    os.truncate(path, path.stat().st_size - torn_bytes(path))
 
 
 @contextlib.contextmanager

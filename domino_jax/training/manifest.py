@@ -2,7 +2,7 @@
 
 <step>/manifest.json, written last:
 
-    {"files": {"state/d/8f02": {"bytes": 4096, "sha256": "…"}, …}, "format": 1, "sha256": "…", "step": 15}
+    {"files": {"state/d/8f02": {"bytes": 4096, "sha256": "…"}, …}, "sha256": "…", "step": 15}
 
 The outer sha256 is that of the rest, so a flipped bit in the manifest shows as well. Files that it does not name are
 not looked at.
@@ -19,7 +19,6 @@ from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.remote import list_files
 
 NAME = "manifest.json"
-FORMAT = 1
 CHUNK = 4 << 20  # bytes read at a time: a checkpoint is larger than the host's memory may be
 THREADS = 4  # hashing releases the interpreter; more would take the cores that feed the device
 
@@ -31,7 +30,7 @@ def write(folder: epath.PathLike, step: int) -> None:
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         measured = pool.map(lambda name: measure(folder / name), names)
         files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in zip(names, measured, strict=True)}
-    write_whole(folder / NAME, _render({"format": FORMAT, "step": step, "files": files}))
+    write_whole(folder / NAME, _render({"step": step, "files": files}))
 
 
 def damage(folder: epath.PathLike, step: int) -> str | None:
@@ -48,8 +47,6 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
     manifest = _parse(written)
     if manifest is None:
         return f"{NAME}: does not match its own checksum"
-    if manifest["format"] != FORMAT:
-        return f"{NAME}: format {manifest['format']}, this version reads {FORMAT}"
     if manifest["step"] != step:
         return f"{NAME}: is that of step {manifest['step']}"
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

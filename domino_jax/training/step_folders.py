@@ -85,11 +85,7 @@ class StepFolders:
 
         Called after finish(), so that the newest finished step has just been written and read back.
         """
-        try:
-            steps, best = self.finished(), self.best()
-        except OSError as error:  # the checkpoint just finished is none the worse for it
-            self._report(f"warning: old checkpoints were not removed ({first_line(error)})")
-            return
+        steps, best = self.finished(), self.best()
         stay = set(steps[-keep:]) | {best[0] if best else None}
         for step in steps:
             if step not in stay:
@@ -166,11 +162,8 @@ class StepFolders:
     def mark(self, step: int, tau: float) -> None:
         """Note the τ of a step that is finished or will be."""
         scores = {**self._scores(), step: float(tau)}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / TAU, scores)
-        except OSError as error:
-            self._report(f"warning: the τ of step {step} could not be written to {TAU} ({first_line(error)})")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / TAU, scores)
 
     def best(self) -> tuple[int, float] | None:
         """(step, τ) of the finished step with the highest τ; of equal ones the later."""

@@ -112,17 +112,6 @@ def test_an_archive_is_unpacked_once_and_again_when_its_bytes_change(tmp_path, m
     assert len(unpacked) == 2
 
 
-def test_a_full_disk_is_reported_with_the_folder(tmp_path, monkeypatch):
-    def full(*given):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sources.shutil, "copyfileobj", full)
-    file = write_rows(tmp_path, rows_of([3]), "rows.jsonl.gz")
-    with pytest.raises(DominoError, match="cannot be unpacked to .*cache/unpacked.*No space left") as refused:
-        batches_of(file, cache=tmp_path / "cache")
-    assert refused.value.exit_code == 2
-
-
 # ---------------------------------------------------------------- damage
 
 

@@ -10,8 +10,8 @@ from domino_jax.method.settings import TreeSettings
 from tests.helpers.report_runs import FAST, INFO, answer, info_with, run_of, two_runs
 
 
-def figures(runs=None, info=INFO, batch_size=1):
-    return figures_of(runs or two_runs(), info, batch_size)
+def figures(runs=None, info=INFO):
+    return figures_of(runs or two_runs(), info)
 
 
 def test_tau_counts_rounds_and_not_the_token_of_the_prefill():

@@ -270,7 +270,7 @@ def test_after_sigterm_in_an_evaluation_the_next_start_evaluates_and_the_best_dr
     evaluates = {
         "eval.every": 20,
         "eval.prompts": prompts,
-        "checkpoint.keep": 99,
+        "checkpoint.every": 20,
         "decode.max_new_tokens": 40,
         "decode.cache_length": 64,
     }

@@ -18,8 +18,8 @@ TREE = TreeSettings(nodes=64, depth=8, lanes=4, candidates=8)
 SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, tree=TREE)
 
 
-def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
-    settings, notes = fit_to_drafter(SETTINGS, DRAFTER, ())
+def test_values_are_lowered_to_the_drafters_with_a_note_each():
+    settings, notes = fit_to_drafter(SETTINGS, DRAFTER)
     assert (settings.drafting.num_drafts, settings.drafting.tree.depth, settings.drafting.tree.nodes) == (5, 5, 21)
     block = "this drafter's block of 5 gives at most 5 drafts: lowered to 5."
     assert notes == [
@@ -33,22 +33,13 @@ def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
 def test_values_that_fit_stay_as_they_are():
     tree = dataclasses.replace(TREE, nodes=8, depth=0)
     fitting = SETTINGS.change(num_drafts=None, tree=tree)
-    assert fit_to_drafter(fitting, DRAFTER, ("decode.num_drafts",)) == (fitting, [])
-
-
-LIMITS = {"decode.num_drafts": 5, "decode.tree.depth": 5, "decode.tree.nodes": 21}
-
-
-@pytest.mark.parametrize(("key", "most"), LIMITS.items())
-def test_a_value_of_the_command_line_is_refused(key, most):
-    with pytest.raises(DominoError, match=rf"config\.{key} is \d+, but .* {most}\b.*: lower it to {most} or less"):
-        fit_to_drafter(SETTINGS, DRAFTER, (key,))
+    assert fit_to_drafter(fitting, DRAFTER) == (fitting, [])
 
 
 def test_a_forced_acceptance_length_is_refused_by_the_lowered_width():
     simulated = dataclasses.replace(SETTINGS, simulate_tau=7.0)
     with pytest.raises(DominoError, match="simulate_tau is 7, but a round of 5 drafts emits 6 tokens at most"):
-        fit_to_drafter(simulated, DRAFTER, ())
+        fit_to_drafter(simulated, DRAFTER)
 
 
 def test_flags_know_which_values_of_the_recipe_they_set():

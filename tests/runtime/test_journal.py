@@ -1,6 +1,6 @@
 """Files that grow line by line: a line counts once its end is written."""
 
-from domino_jax.runtime.journal import Journal, remove_torn_line, torn_bytes, whole_lines
+from domino_jax.runtime.journal import Journal, whole_lines
 
 
 def test_rows_are_lines_and_a_second_journal_appends_after_a_torn_one(tmp_path):
@@ -11,20 +11,8 @@ def test_rows_are_lines_and_a_second_journal_appends_after_a_torn_one(tmp_path):
     path.write_bytes(whole + b"\n" + b'{"id": "torn')
     assert [line.parse()["id"] for line in whole_lines(path)] == ["a", "é\u2028"]
     assert [(line.number, line.start, line.end) for line in whole_lines(path)] == [(1, 0, 12), (2, 12, len(whole))]
-    assert torn_bytes(path) == len(b'{"id": "torn')
-    remove_torn_line(path)
     with Journal(path) as journal:
         size = journal.append({"id": "b"})
         assert [line.parse()["id"] for line in whole_lines(path)] == ["a", "é\u2028", "b"]
         journal.truncate(len(whole))
-        assert (size, path.read_bytes()) == (len(whole) + 1 + 12, whole)
-
-
-def test_a_torn_line_longer_than_one_read_is_found_and_a_file_without_an_end_is_all_torn(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"{}\n" + b"x" * 200_000)
-    assert torn_bytes(path) == 200_000
-    path.write_bytes(b"x" * 70_000)
-    assert torn_bytes(path) == 70_000
-    path.write_bytes(b"")
-    assert torn_bytes(path) == 0
+        assert (size, path.read_bytes()) == (len(whole) + 12, whole)

@@ -69,7 +69,7 @@ def test_a_state_of_another_shape_is_refused(saved):
     other = {**ABSTRACT, "params": {**ABSTRACT["params"], "norm": jax.ShapeDtypeStruct((5,), jnp.bfloat16)}}
     with (
         Checkpoints(saved, keep=3) as checkpoints,
-        pytest.raises(DataError, match=r"params.norm is \[4\], here it is \[5\]"),
+        pytest.raises(DataError, match="cannot be read here"),
     ):
         checkpoints.restore_latest(other)
 
