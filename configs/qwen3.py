@@ -115,7 +115,6 @@ def _train() -> Section:
         # If a step takes longer, the stacks of all threads are printed and the process ends with exit code 43, after
         # which launchers start it again. Compilation, evaluations and checkpoints may take ten times as long. 0: never.
         hang_seconds=Key(0.0, least=0),
-        profile_steps=Key((), of=int, least=2),  # (first, last): a profiler trace of these steps in <workdir>/profile
     )
 
 

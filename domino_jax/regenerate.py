@@ -43,7 +43,7 @@ from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.values import width_of
 from domino_jax.runtime import distributed
-from domino_jax.runtime.agreement import patient_barrier
+from domino_jax.runtime.agreement import barrier
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.progress import Progress
@@ -79,7 +79,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
     skip_bad = config.data.skip_bad_rows
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
     settings = settings_of(config, set_keys)
-    processes = ProcessGroup(jax.process_index(), jax.process_count(), patient_barrier)
+    processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
     identity = read_target_identity(config.target.path, config.target.dtype)
     files = files_of(rows, output, identity, read_stop_ids(config.target.path), settings, processes)
     if files.is_finished():

@@ -14,7 +14,7 @@ import functools
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -37,12 +37,11 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
-from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, open_path
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training import console, estimates, hooks
-from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_unknown
+from domino_jax.training import estimates, hooks
+from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
@@ -67,7 +66,9 @@ def main(flags: cli.Flags) -> int | None:
     if flags.dry_run:
         return dry_run.main(flags)
     train, target, recipe = config.train, config.target, loading.resolved(config)
-    workdir = usable_workdir(flags, recipe)
+    workdir = open_path(flags.workdir).expanduser()
+    with access(workdir):
+        refuse_file(workdir)
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
     started = time.monotonic()
@@ -115,7 +116,10 @@ def main(flags: cli.Flags) -> int | None:
         else:
             done, position = 0, None
             state = builders.with_stored_weights(make_state(run_key), drafter_config, train, loaded)
-        report_start(restored, workdir, console.start_up_lines(state.params, loaded.params, mesh))
+        report_start(restored, workdir)
+        say("mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
+        say(f"drafter, trained: {estimates.parameter_line(state.params)}")
+        say(f"target, frozen: {estimates.parameter_line(loaded.params)}")
         write_run_files(workdir, recipe, drafter_config, batches)
         if not restored:
             check_data(config, workdir, batches, loaded, drafter_config, mesh)
@@ -146,7 +150,6 @@ def main(flags: cli.Flags) -> int | None:
             loop.every(config.checkpoint.every, hooks.save)
             loop.every(1, hooks.leave_on_sigterm)
             loop.every(config.eval.every, evaluation)
-            loop.every(1, hooks.profile_to(workdir / "profile", train.profile_steps))
             if loop.is_due(config.eval.every):
                 evaluation(loop)
             state = loop.run()
@@ -162,16 +165,6 @@ def main(flags: cli.Flags) -> int | None:
             mark_finished(workdir, loop.done, jax.process_count(), best.step)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
-
-
-def usable_workdir(flags: cli.Flags, recipe: dict) -> epath.Path:
-    """The flag's folder; a DominoError if it cannot be written or --allow_config_change names a key that is none."""
-    workdir = open_path(flags.workdir).expanduser()
-    with access(workdir):
-        if not (workdir / "config.json").exists():  # else the keys of the run before count too
-            refuse_unknown(flags.allow_config_change, flatten(recipe))
-    refuse_file(workdir)
-    return workdir
 
 
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
@@ -231,14 +224,12 @@ def evaluation_of(
     return layout, evaluate
 
 
-def report_start(restored: Restored | None, workdir: epath.Path, lines: Sequence[str]) -> None:
-    """Prints where the run starts, and the lines about its parameters."""
+def report_start(restored: Restored | None, workdir: epath.Path) -> None:
+    """Prints where the run starts."""
     if restored:
         say(f"continues from step {restored.step}")
     elif rows := read_rows(workdir / "metrics.jsonl"):
         say(f"starts from step 0: step {rows[-1]['step']} was reached before without a checkpoint")
-    for line in lines:
-        say(line)
 
 
 def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig, batches: Batches) -> None:

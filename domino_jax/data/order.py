@@ -31,6 +31,15 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
+class Plan:
+    """A batch before it is read: row ids of this process' items, the padded length, the position after it."""
+
+    items: list[np.ndarray]
+    length: int
+    position: Position
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """How rows fill the places of a batch.
 
@@ -98,8 +107,8 @@ def group_by_bucket(lengths: np.ndarray, buckets: Sequence[int], batch_size: int
     return np.concatenate([order[:head], groups[shuffled].reshape(-1)])
 
 
-class Items:
-    """Items by number, counted from a start position; thread-safe."""
+class Plans:
+    """Plan i is batch i, counted from a start position: a random-access source for Grain, thread-safe."""
 
     def __init__(
         self,
@@ -109,9 +118,11 @@ class Items:
         *,
         num_rows: int,
         seed: int,
+        process_rows: slice,
         start: Position | None,
     ):
         """order: from `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
+        self._process_rows = process_rows
         self._order, self._lengths, self._layout, self._seed = order, lengths, layout, seed
         self._batch_size = batch_size = layout.batch_size
         # A window wider than the data would hold a row several times and could pack it beside itself.
@@ -125,13 +136,18 @@ class Items:
         self._arranged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._lock = threading.Lock()
 
-    def batch(self, number: int) -> tuple[list[np.ndarray], Position]:
-        """The row ids (int64) of each item of the batch, and the position after them."""
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, number: int) -> Plan:
         with self._lock:
             first = number * self._batch_size
             items = [self._item(*self._locate(first + place)) for place in range(self._batch_size)]
             window, item = self._locate(first + self._batch_size, arranged=False)
-            return items, dataclasses.replace(self._windows[window], item=item)
+            position = dataclasses.replace(self._windows[window], item=item)
+        # The longest row of the whole batch decides: all processes have to agree on its length.
+        longest = max(int(self._lengths[ids].sum()) for ids in items)
+        return Plan(items[self._process_rows], self._layout.padded_length(longest), position)
 
     def _next_window(self, first: int, item_number: int) -> Position:
         # Buckets are grouped by batches: a window that starts inside a batch is shorter by the rows that batch has.

@@ -1,6 +1,6 @@
 """Training rows to endless batches: random access, shuffled, padded or packed, resumable from any position.
 
-    open_files → index → TrainingRows → row order → items → batches
+    open_files → index → TrainingRows → row order → plans → batches
 
 The batches of a run follow from the data, the seed and the batch size alone. Every process computes the same global
 batches from the lengths and encodes only its own rows of them.
@@ -14,8 +14,8 @@ import grain
 
 from domino_jax.data import index as indexing
 from domino_jax.data.index import ProcessShare
-from domino_jax.data.order import Items, Layout, Position, row_order
-from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans
+from domino_jax.data.order import Layout, Plans, Position, row_order
+from domino_jax.data.reading import BatchEncoder, BatchIterator
 from domino_jax.data.rows import Index, RowEncoder, TrainingRows
 from domino_jax.data.sources import DataFile, open_files
 from domino_jax.runtime.errors import DataError
@@ -107,27 +107,27 @@ class Batches:
         pack also positions int32 [b, S], from 0 in each document, and documents int32 [b, S], 1, 2, … and 0 for
         padding. b: the rows of this process.
         """
-        items = self._items(None if state is None else Position(**state))
-        plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
+        plans = self._plans(self.process_rows, None if state is None else Position(**state))
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
         # A conversation of 3,072 tokens takes 11 ms of one core: two threads stay ahead of the device.
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
-        return BatchIterator(iter(dataset), items.start)
+        return BatchIterator(iter(dataset), plans.start)
 
-    def _items(self, start: Position | None) -> Items:
-        return Items(
+    def _plans(self, process_rows: slice, start: Position | None = None) -> Plans:
+        return Plans(
             row_order(self.rows.usable, self.seed),
             self.rows.lengths,
             self.layout,
             num_rows=len(self.rows),
             seed=self.seed,
+            process_rows=process_rows,
             start=start,
         )
 
     def fill(self) -> tuple[float, float]:
         """(share of a batch's tokens that are text, rows in each place), estimated from the first SAMPLED_ROWS rows."""
         batch_size = self.layout.batch_size
-        plans = Plans(self._items(None), self.rows.lengths, self.layout, slice(0, batch_size))
+        plans = self._plans(slice(0, batch_size))
         rows = text = padded = places = 0
         while rows < min(SAMPLED_ROWS, len(self.rows), self.layout.window):
             plan = plans[places // batch_size]

@@ -6,38 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from domino_jax.data.chat import TrainingRow
-from domino_jax.data.order import ENDLESS, Items, Layout, Position
+from domino_jax.data.order import Layout, Plan, Position
 from domino_jax.data.rows import TrainingRows
 
 POSITION = "position"  # a key of every batch inside the pipeline: int64 [4], the position of the next batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A batch before it is read: row ids of this process' items, the padded length, the position after it."""
-
-    items: list[np.ndarray]
-    length: int
-    position: Position
-
-
-@dataclasses.dataclass(frozen=True)
-class Plans:
-    """Plan i is batch i, counted from the start of `items`: a random-access source for Grain."""
-
-    items: Items
-    lengths: np.ndarray
-    layout: Layout
-    process_rows: slice
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, number: int) -> Plan:
-        items, position = self.items.batch(number)
-        # The longest row of the whole batch decides: all processes have to agree on its length.
-        longest = max(int(self.lengths[ids].sum()) for ids in items)
-        return Plan(items[self.process_rows], self.layout.padded_length(longest), position)
 
 
 @dataclasses.dataclass(frozen=True)

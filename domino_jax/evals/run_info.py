@@ -117,10 +117,6 @@ class RunInfo:
             "layers": choices.num_hidden_layers,
             "target_layer_ids": list(choices.target_layer_ids),
         }
-        if choices and self.requested.drafting.draft_vocab:
-            # Columns of the lm_head and of the head's last matrix that are stored twice.
-            rows = choices.hidden_size + (choices.head_rank if choices.has_head else 0)
-            drafter["draft_vocab_bytes"] = rows * len(choices.draft_tokens) * np.dtype(self.settings.dtype).itemsize
         return {
             **origin,
             "prompts": {**origin["prompts"], "count": self.prompts},

@@ -119,10 +119,9 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]
     parts = []
     if report["tasks"]:
         parts.append(("By task", "", paper_rows([report])))
-    for task, modes in {"": report["modes"], **report["tasks"]}.items():
-        if any(figures["accept_rate_by_position"] for figures in modes.values()):
-            heading = "Acceptance by draft position" + f": {task}" * bool(task)
-            parts.append((heading, POSITIONS, position_rows(modes, report["verify_width"])))
+    if any(figures["accept_rate_by_position"] for figures in report["modes"].values()):
+        rows = position_rows(report["modes"], report["verify_width"])
+        parts.append(("Acceptance by draft position", POSITIONS, rows))
     if report["concurrency"]:
         parts.append(("Throughput by concurrency", "", concurrency_rows(report["concurrency"])))
     return parts

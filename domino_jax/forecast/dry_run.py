@@ -27,8 +27,7 @@ from domino_jax.recipe import builders, cli
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.remote import open_path
 from domino_jax.training import estimates
-from domino_jax.training.console import say_bytes
-from domino_jax.training.estimates import device_bytes
+from domino_jax.training.estimates import device_bytes, say_bytes
 from domino_jax.weights import loading
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed.

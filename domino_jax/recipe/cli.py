@@ -40,7 +40,7 @@ HELP = {
     "port": "port to listen on (default 8000; 0 is any free one)",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
-    "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
+    "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process) or off",
     "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
     "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
 }
@@ -51,7 +51,7 @@ KINDS = {
     "allow_config_change": {"type": lambda text: tuple(text.split(","))},
     "port": {"type": int},
     **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
-    "distributed": {"choices": ("auto", "manual", "off")},
+    "distributed": {"choices": ("auto", "off")},
     "format": {"choices": ("serving", "specforge", "speculators")},
 }
 

@@ -72,10 +72,6 @@ def check_flags(flags: cli.Flags) -> None:
 def _check_prompt_flags(flags: cli.Flags) -> None:
     if flags.prompt is not None and not flags.prompt.strip():
         raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
-    try:
-        (flags.prompt or "").encode()
-    except UnicodeEncodeError as error:
-        raise DominoError(f"--prompt={flags.prompt!a} is not valid UTF-8; write it in UTF-8.") from error
     flag = "--prompts" if flags.prompts else "--prompt" if flags.prompt else None
     if flags.prompts and flags.prompt:
         raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")

@@ -19,8 +19,7 @@ from domino_jax.runtime.errors import DominoError, first_line
 # refused (training/checkpoints.py) unless --allow_config_change names it.
 FREE_TO_CHANGE = (
     *("decode", "eval", "checkpoint", "mesh", "serve", "drafter.path"),
-    *("train.log_every", "train.hang_seconds", "train.profile_steps"),
-    *("regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
+    *("train.log_every", "train.hang_seconds", "regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
 )
 
 

@@ -95,7 +95,7 @@ def _window_rules(drafter) -> list[Rule]:
 
 
 def _training_rules(config) -> list[Rule]:
-    data, train, steps = config.data, config.train, config.train.profile_steps
+    data, train = config.data, config.train
     anchors = train.num_anchors < data.max_length or not KINDS[config.drafter.head].has_backbone  # which draw none
     return [
         (
@@ -107,11 +107,6 @@ def _training_rules(config) -> list[Rule]:
             train.batch_size % train.accumulate == 0,
             "train.accumulate",
             f"it has to divide train.batch_size {train.batch_size}",
-        ),
-        (
-            not steps or (len(steps) == 2 and steps[0] <= steps[1]),
-            "train.profile_steps",
-            'give the first and the last step, as --config.train.profile_steps="(10,15)"',
         ),
     ]
 

@@ -1,7 +1,7 @@
 """What the processes of one run do together: they wait for each other, and learn what process 0 found.
 
-Waits in which process 0 may work for long (it hashes checkpoints, builds the index) go through JAX's coordinator. A
-collective (`barrier`, a broadcast) has a time limit.
+Process 0 may work for long meanwhile (it hashes checkpoints, builds the index), so waits go through JAX's coordinator:
+a collective has a time limit.
 """
 
 import contextlib
@@ -33,13 +33,7 @@ _BARRIERS = itertools.count()  # each wait has a separate name
 
 
 def barrier(name: str) -> None:
-    """Wait until every process is here; with one process nothing happens."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
-def patient_barrier(name: str) -> None:
-    """A barrier at which processes may wait for hours."""
+    """Wait, for hours if need be, until every process is here; with one process nothing happens."""
     if jax.process_count() > 1:
         _meet(f"{name} {next(_BARRIERS)}")
 

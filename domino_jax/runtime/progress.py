@@ -17,8 +17,7 @@ class Progress:
 
     Args:
         console: where it is shown; None: that of the first process.
-        within: of longer work, whose display gets a second bar until the end of this work.
-        lines: print a line now and then where there is no terminal.
+        bar: show a bar on a terminal.  lines: print a line now and then where there is no bar.
 
     with Progress("decode", total=64) as progress:
         progress.advance(8, "1,200 tokens/s")
@@ -31,16 +30,15 @@ class Progress:
         done: int = 0,
         console: rich.console.Console | None = None,
         after: float = 0.0,
-        within: "Progress | None" = None,
+        bar: bool = True,
         lines: bool = True,
     ):
         self.done = done
         self._label, self._total, self._first, self._after, self._lines = label, total, done, after, lines
         self._begin = self._printed = self._counted = time.monotonic()
         self._console = console or rich.console.Console(quiet=not is_primary())
-        self._is_guest = within is not None
-        self._bar = within._bar if within else None
-        if within is None and self._console.is_terminal:
+        self._bar = None
+        if bar and self._console.is_terminal:
             columns = (
                 rich.progress.TextColumn("{task.description}"),
                 rich.progress.BarColumn(),
@@ -89,7 +87,5 @@ class Progress:
 
     def close(self) -> None:
         """Takes the bar off the screen."""
-        if self._bar and self._is_guest:
-            self._bar.remove_task(self._task)
-        elif self._bar:
+        if self._bar:
             self._bar.stop()

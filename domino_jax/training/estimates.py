@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Dense bfloat16 operations a second of one device, by JAX's device_kind or a topology's name; the first match counts.
 # From the makers' data sheets, without sparsity.
 PEAKS = (
@@ -67,3 +68,18 @@ def device_bytes(tree: Any) -> int:
         if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             total += math.prod(shape) * leaf.dtype.itemsize
     return total
+
+
+def parameter_line(params: Any) -> str:
+    """How many arrays a tree has, their parameters and bytes, and their bytes on one device."""
+    leaves = jax.tree.leaves(params)
+    counts = [math.prod(leaf.shape) for leaf in leaves]
+    size = sum(count * leaf.dtype.itemsize for count, leaf in zip(counts, leaves, strict=True))
+    whole = f"{len(leaves)} arrays, {sum(counts):,} parameters, {say_bytes(size)}"
+    return f"{whole}, {say_bytes(device_bytes(leaves))} on each device"
+
+
+def say_bytes(count: float) -> str:
+    """1536 → "1.5 KiB"."""
+    power = min(int(math.log(count, 1024)), len(UNITS) - 1) if count >= 1 else 0
+    return f"{count / 1024**power:.{1 if power else 0}f} {UNITS[power]}"

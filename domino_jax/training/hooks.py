@@ -1,10 +1,7 @@
 """What a training run does between its steps: logs, checkpoints, evaluations, and the end on SIGTERM."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import jax
 
 from domino_jax.method.state import TrainState
 from domino_jax.runtime.agreement import from_primary
@@ -81,30 +78,5 @@ def evaluate_with(
             if checkpoints.best() == (done, measured["eval_tau"]):
                 export(params, done, measured["eval_tau"])
             metrics.write(done, measured)
-
-    return hook
-
-
-def profile_to(folder: os.PathLike, steps: Sequence[int]) -> Hook:
-    """Writes a profiler trace, for xprof or TensorBoard, of steps first..last, counted from 1; none for ().
-
-    It is due after every step, and waits for the devices after the last one of the trace. A run that takes fewer steps
-    ends the trace with its own last one.
-
-    Args:
-        steps: (first, last); first is 2 or more, because step 1 holds the compilation.
-    """
-    first, last = steps or (0, 0)
-    running = False
-
-    def hook(loop: TrainingLoop) -> None:
-        nonlocal running
-        if running and loop.done >= min(last, loop.steps):
-            jax.block_until_ready(loop.measured)
-            jax.profiler.stop_trace()
-            running = False
-        if loop.done + 1 == first:
-            jax.profiler.start_trace(os.fspath(folder))
-            running = True
 
     return hook

@@ -143,10 +143,9 @@ class MetricsWriter:
             self._steps.advance(step - self._steps.done)
 
     def progress(self, label: str, total: int) -> Progress:
-        """Counts the pieces of a phase between two steps: a second bar on a terminal, lines in a log."""
+        """Counts the pieces of a phase between two steps, in lines."""
         console = self._console if self._primary else rich.console.Console(quiet=True)
-        after = 0.0 if console.is_terminal else PATIENCE
-        return Progress(label, total, console=console, after=after, within=self._steps)
+        return Progress(label, total, console=console, after=PATIENCE, bar=False)
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""

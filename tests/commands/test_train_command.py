@@ -58,13 +58,6 @@ def test_a_run_leaves_the_documented_files_rows_and_report(finished):
     assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
 
 
-def test_a_misspelt_allowance_is_refused_at_the_first_start_and_not_at_the_first_restart(files, tmp_path, capsys):
-    argv = arguments(files, tmp_path / "run")
-    assert start([*argv, "--allow_config_change=train.stpes"]) == 2
-    assert "--allow_config_change=train.stpes: the recipe has no such key" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows(tmp_path, capsys):
     case = CASES[0]
     ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]

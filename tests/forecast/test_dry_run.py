@@ -41,7 +41,7 @@ def flags(*extra):
 
 def test_the_command_needs_no_data_no_prompts_and_no_network(monkeypatch, tmp_path):
     figures = found()
-    bare = flags("--config.train.profile_steps=(2,3)")
+    bare = flags("--config.train.log_every=3")
     bare.config.data.train = bare.config.eval.prompts = None
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was used"))
     monkeypatch.setattr(dry_run, "examine", lambda *_: figures)

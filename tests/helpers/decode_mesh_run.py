@@ -116,7 +116,7 @@ def command(*arguments: str) -> dict:
 
 def main() -> None:
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        distributed.initialize("manual")
+        distributed.initialize()
     meshes = json.loads(sys.argv[1])
     kinds = {EVALUATION: lambda *each: [evaluate(*sizes) for sizes in each], COMMAND: command}
     found = {name: (kinds[name] if name in kinds else run)(*sizes) for name, sizes in meshes.items()}

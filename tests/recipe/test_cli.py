@@ -59,7 +59,7 @@ RUN_FLAGS = ("distributed", "dry_run", "topology")
     ("arguments", "expected"),
     [
         ([], ("auto", False, None)),
-        (["--dry_run", "--topology=v5e:4x4", "--distributed=manual"], ("manual", True, "v5e:4x4")),
+        (["--dry_run", "--topology=v5e:4x4", "--distributed=off"], ("off", True, "v5e:4x4")),
     ],
 )
 def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, expected):

@@ -77,7 +77,6 @@ RULES = [
     ),
     ("train.accumulate", {"train.accumulate": 3}),
     ("train.num_anchors", {"train.num_anchors": 3072}),
-    *(("train.profile_steps", {"train.profile_steps": steps}) for steps in ((5,), (7, 5))),
     *((f"train.{key}", {f"train.{key}": ""}) for key in ("start_from", "frozen_backbone")),
     ("train.start_from", {**EAGLE3, "train.start_from": "F"}),
     ("train.start_from", {"train.start_from": "F", "train.frozen_backbone": "G", "train.lambda_start": 0.0}),

@@ -129,7 +129,6 @@ def test_a_missing_device_exits_2_and_names_the_variable():
 @pytest.mark.parametrize(
     ("mode", "environment", "names"),
     [
-        ("manual", {}, ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"]),
         ("auto", {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2"}, ["JAX_COORDINATOR_ADDRESS is None"]),
         ("auto", by_hand(1, "two", 0), ["JAX_NUM_PROCESSES is 'two'"]),
         ("auto", {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, ["JAX_NUM_PROCESSES"]),
@@ -195,7 +194,7 @@ ALIKE = """
     def fails(): raise DominoError("no room")
     tried(agreement.from_primary, fails)
     print("answer", agreement.from_primary(lambda: ["of", jax.process_index()]))
-    agreement.patient_barrier("the end of these")
+    agreement.barrier("the end of these")
 """
 
 
