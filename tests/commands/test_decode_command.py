@@ -232,7 +232,6 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": None, "prompt": " "}, 2, "--prompt is empty"),
         (GOOD, {"config__decode__tasks": "('gsm8k',)"}, 2, "decode tasks or prompts, not both"),
         (None, {"prompts": TARGET}, 2, "there is no such file"),
-        (GOOD, {"config__decode__num_drafts": 9}, 2, "block of 8 gives at most 8 drafts: lower it to 8 or less"),
         (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
         (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "remove one of them"),
         (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),

@@ -9,7 +9,6 @@ import rich.console
 
 from domino_jax.decoding import terminal
 from domino_jax.decoding.api import TextPiece
-from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError
 from tests.decoding.test_api import PROMPT, answer
 from tests.helpers.commands import run
