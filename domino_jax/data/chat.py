@@ -50,11 +50,6 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
     return _encode(tokenizer, text, where)
 
 
-def encode_row(tokenizer: Any, thinking: bool, row: dict) -> list[int]:
-    """The ids of a row of `prompts.read_prompts`, which messages name by its id."""
-    return encode_prompt(tokenizer, row, thinking, f"prompt {row['id']}")
-
-
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> TrainingRow:
     """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
 

@@ -72,14 +72,12 @@ def load_or_build(
     encoder: RowEncoder,
     digest: str,
     share: ProcessShare,
-    *,
     skip_bad: bool = False,
-    workers: int | None = None,
 ) -> Index:
     """The stored index for data of this fingerprint, or a new one, which is then stored.
 
     Args:
-      digest: fingerprint().  workers: processes that read rows; None: one per core.
+      digest: fingerprint().
       skip_bad: rows that cannot be used are left out and counted.
     Raises:
       DataError: rows that cannot be used, all of them in one message.
@@ -89,7 +87,7 @@ def load_or_build(
     def find_or_build() -> Index:
         index = _load(local)
         if index is None or (index.bad and not skip_bad):
-            index, bad = _build(files, encoder, workers or usable_cores())
+            index, bad = _build(files, encoder)
             bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
             _store(index, local)
         return index
@@ -111,7 +109,7 @@ def _load(path: pathlib.Path) -> Index | None:
         return None  # absent or damaged
 
 
-def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int) -> tuple[Index, BadRows]:
+def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRows]:
     spans = [_row_spans(file) for file in files]
     tasks = [
         (file, first, of_file[first : first + LINES_PER_TASK])
@@ -121,7 +119,7 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int) -> tupl
     # A row per line with the fields of Index from `lengths` on; lengths is -1 for a blank line and for a bad row.
     measured, bad = [np.zeros((0, 5), np.int64)], BadRows()
     total = sum(map(len, spans))
-    with _measure_all(tasks, encoder, workers) as parts, Progress("reading rows", total, after=PATIENCE) as progress:
+    with _measure_all(tasks, encoder) as parts, Progress("reading rows", total, after=PATIENCE) as progress:
         for part, bad_rows in parts:
             measured.append(part)
             bad.join(bad_rows)
@@ -159,9 +157,9 @@ def _row_spans(file: DataFile) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Iterator[tuple]]:
-    """The results of `_measure` for every task, in order."""
-    workers = min(workers, len(tasks) * LINES_PER_TASK // ROWS_PER_WORKER)
+def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
+    """The results of `_measure` for every task, in order; by one process per core where there are many rows."""
+    workers = min(usable_cores(), len(tasks) * LINES_PER_TASK // ROWS_PER_WORKER)
     if workers < 2:
         yield (_measure(encoder, *task) for task in tasks)
         return

@@ -1,6 +1,5 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
-import functools
 import math
 import pathlib
 import re
@@ -13,7 +12,7 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from domino_jax.data.chat import encode_row
+from domino_jax.data.chat import encode_prompt
 from domino_jax.data.held_out import COUNT, SHARE
 from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
@@ -253,7 +252,9 @@ def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: 
     """
     models = Models(loaded.model, loaded.params, layout.drafter)
     generator = evaluation_generator(config, models, loaded.stop_ids)
-    encode = functools.partial(encode_row, loaded.tokenizer, config.decode.thinking)
+
+    def encode(row: dict) -> list[int]:
+        return encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}")
 
     def check(row: dict) -> None:  # now, and not at the first evaluation after hours of training
         generator.check_prompt(encode(row), f"prompt {row['id']}")

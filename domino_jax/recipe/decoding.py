@@ -15,7 +15,7 @@ import numpy as np
 import rich.console
 from etils import epath
 
-from domino_jax.data.chat import encode_row
+from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
@@ -117,7 +117,7 @@ def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
 
 def check_row(tokenizer: Any, thinking: bool, row: dict[str, Any]) -> None:
     """Refuses a prompt row that cannot be encoded or whose sampling values are out of range."""
-    encode_row(tokenizer, thinking, row)
+    encode_prompt(tokenizer, row, thinking, f"prompt {row['id']}")
     request_of(row, 0)
 
 

@@ -1,11 +1,11 @@
 """Evaluation by decoding: τ of the drafter as it is now, on held-out prompts, by the real draft-and-verify loop."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import rich.console
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
 from domino_jax.decoding.generate import Generation, Generator
@@ -14,10 +14,7 @@ from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT
 from domino_jax.runtime.progress import Progress
 from domino_jax.training.evaluation_layout import EvaluationLayout
 
-
-def silent_progress(label: str, total: int) -> Progress:
-    """Counts and shows nothing."""
-    return Progress(label, total, console=rich.console.Console(quiet=True))
+SILENT = functools.partial(Progress, bar=False, lines=False)
 
 
 class DecodedEvaluation:
@@ -48,7 +45,7 @@ class DecodedEvaluation:
         self,
         drafter_params: dict,
         between: Callable[[], None] = lambda: None,
-        progress: Callable[[str, int], Progress] = silent_progress,
+        progress: Callable[[str, int], Progress] = SILENT,
     ) -> dict[str, float | list[float]]:
         """τ and what goes with it; of mode draft, or of the backbone for a drafter without a head.
 
