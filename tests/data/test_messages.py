@@ -80,8 +80,6 @@ BAD_ROWS = [
     ({"messages": [USER], "tools": {"name": "add"}}, "tools"),
     ({"messages": [USER], "tools": ["add"]}, "tools"),
     ({"messages": [USER], "chat_template_kwargs": [1]}, "chat_template_kwargs"),
-    ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
-    ({"messages": [USER], "chat_template_kwargs": {"max_length": 9}}, "chat_template_kwargs"),
     ({"conversations": [USER], "functions": [{}]}, "functions"),
     ({"messages": [USER], "system_prompt": "s"}, "system_prompt"),
     ({"messages": [USER], "documents": ["d"]}, "documents"),

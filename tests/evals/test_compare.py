@@ -23,12 +23,3 @@ def test_a_drafter_without_a_head_is_measured_by_its_backbone():
     headed = dataclasses.replace(SETTINGS, modes=("domino",))
     with pytest.raises(DominoError, match="P is a drafter of head none, .* none of decode.modes domino"):
         drafter_lanes({"plain": ComparedDrafter("P", models, headed)}, ())
-
-
-def test_in_fixed_shape_drafters_of_other_widths_cannot_share_the_plain_run():
-    fixed = dataclasses.replace(SETTINGS, parity="fixed_shape")
-    same = {"a": ComparedDrafter("A", random_models(), fixed), "b": ComparedDrafter("B", random_models(), fixed)}
-    assert len(drafter_lanes(same, ())) == 5
-    other = {**same, "c": ComparedDrafter("C", random_models(6), fixed)}
-    with pytest.raises(DominoError, match="'fixed_shape', but rounds of a and of c have different widths"):
-        drafter_lanes(other, ())
