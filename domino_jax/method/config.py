@@ -26,6 +26,7 @@ from domino_jax.method.kind import Kind
 from domino_jax.method.losses import LossSettings
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.models.tables import Entry, renamed
 from domino_jax.runtime.errors import DataError
 
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
@@ -48,7 +49,8 @@ class DrafterConfig(Kind, DecoderConfig):
     own_keys: keys that drafters of other heads must not have.
     speculators: the speculators_model_type of its folders there.  speculators_keys: {the head's key in dflash_config:
     theirs}, which such a folder must have.  whole_blocks: there, sliding layers read the whole block by default.
-    speculators_class: its class there, if folders are also written for it; speculators_names: {tensor: its name there}.
+    speculators_class: its class there, if folders are also written for it; speculators_names: {how tensors of the head
+    begin: how they begin there}.
     """
 
     num_target_layers: int
@@ -311,9 +313,10 @@ class DrafterConfig(Kind, DecoderConfig):
         """What is wrong with the head."""
         return []
 
-    def aliases(self) -> dict[str, str]:
-        names = {prefix + entry.name: entry.name for prefix in _HEAD_PREFIXES for entry in self.head_table()}
-        return names | {theirs: ours for ours, theirs in self.speculators_names.items()}
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
+        head = [entry.name for entry in table if entry.path[0] == "head"]
+        names = {prefix + name: name for prefix in _HEAD_PREFIXES for name in head}
+        return names | {renamed(name, self.speculators_names): name for name in head}
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry
+from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, renamed
 
 
 class Kind:
@@ -26,6 +26,7 @@ class Kind:
     draws_paths: it scores any path, so it drafts trees as well as chains.
     rank_key: the field with the rank of the head.
     marks: keys of config.json that no drafter of another kind has.
+    tensor_names: {how a parameter's name begins (tables.table_of): how its tensor's does}; the first that fits.
     copies: {a copy of a tensor of the target that a folder may store: the target's}.
     layer_ids_hint: what to know about target_layer_ids that do not fit.
     """
@@ -36,6 +37,7 @@ class Kind:
     reads_embeddings, only_candidates, draws_paths = False, False, True
     lead, head_passes = 0, 0
     rank_key, marks, layer_ids_hint = "", (), ""
+    tensor_names = {"backbone.": ""}
     copies = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
     # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while
     # it would go through 32,000 numbers of a tuple again.
@@ -89,12 +91,12 @@ class Kind:
         """The config.json of a workdir, which has no tensors beside it."""
         return self.to_dict()
 
-    def table(self) -> list[Entry]:
-        """Every tensor of floats of a drafter without a backbone."""
-        raise NotImplementedError
+    def tensor_name(self, name: str) -> str:
+        """The tensor of a parameter, from the name that its path gives (tables.table_of)."""
+        return renamed(name, self.tensor_names)
 
-    def aliases(self) -> dict[str, str]:
-        """{other name of a tensor in public files: its name in the table}."""
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
+        """{other name of a tensor in public files: its name in the drafter's table}."""
         return {}
 
     def with_tensors(self, tensors: Any) -> Any:
@@ -115,10 +117,6 @@ class Kind:
     def head_module(self, dtype: Any, whole: bool) -> Any:
         """The head of a drafter that has one; the arguments are head.Head's."""
         raise NotImplementedError
-
-    def head_table(self) -> list[Entry]:
-        """The tensors of the head."""
-        return []
 
     # ------------------------------------------------------------------------------------------------------ recipe
 

@@ -2,7 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import jax
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
@@ -22,18 +26,28 @@ class Entry:
         return self.shape[::-1] if self.transpose else self.shape
 
 
-def linear(name: str, path: tuple[str, ...], out_width: int, in_width: int) -> Entry:
-    """A matrix stored [out, in] that becomes `path`/kernel [in, out]."""
-    return Entry(f"{name}.weight", (*path, "kernel"), (out_width, in_width), transpose=True)
+def table_of(shapes: Any, public_name: Callable[[str], str]) -> list[Entry]:
+    """The table of a module from the shapes of its parameters, a tree of dicts.
+
+    Files hold matrices output-first and parameters input-first, but for tables of rows.
+
+    Args:
+        public_name: the path of a parameter, as `layers.0.mlp.up_proj.weight` → its tensor's name.
+    """
+    table = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        path = tuple(key.key for key in keys)
+        last = "weight" if path[-1] in ("kernel", "scale", "embedding") else path[-1]
+        name = ".".join(re.sub(r"_(\d+)$", r".\1", part) for part in (*path[:-1], last))
+        transpose = len(leaf.shape) == 2 and path[-1] != "embedding"
+        table.append(Entry(public_name(name), path, leaf.shape[::-1] if transpose else leaf.shape, transpose))
+    return table
 
 
-def biased(name: str, path: tuple[str, ...], out_width: int, in_width: int) -> list[Entry]:
-    """A matrix and its bias."""
-    return [linear(name, path, out_width, in_width), Entry(f"{name}.bias", (*path, "bias"), (out_width,))]
-
-
-def norm(name: str, path: tuple[str, ...], width: int) -> Entry:
-    return Entry(f"{name}.weight", (*path, "scale"), (width,))
+def renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    """The name with the first of these prefixes that it has replaced; the name itself where it has none of them."""
+    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+    return name if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
 
 
 def prefix_hint(names: Iterable[str], wanted: Collection[str], aliases: Mapping[str, str] | None = None) -> str:

@@ -4,19 +4,19 @@
 target's.
 """
 
-import itertools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import AnyConfig, config_class
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.kinds import AnyConfig, config_class, new_drafter
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import Entry, linear, norm
+from domino_jax.models.tables import Entry, renamed, table_of
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.fit import check_fits
-from domino_jax.weights.target import Params, Sharding, decoder_layers, file_tensors, load_table
+from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 ANY_LAYERS = 1 << 16  # of a target that is not known, and that the layout of speculators does not store
@@ -24,31 +24,9 @@ ANY_LAYERS = 1 << 16  # of a target that is not known, and that the layout of sp
 
 def drafter_table(config: AnyConfig) -> list[Entry]:
     """Every tensor of floats of a drafter of this config."""
-    if not config.has_backbone:
-        return config.table()
-    c = config
-    backbone = ("backbone",)
-    table = [
-        linear("fc", (*backbone, "fc"), c.hidden_size, len(c.target_layer_ids) * c.hidden_size),
-        norm("hidden_norm", (*backbone, "hidden_norm"), c.hidden_size),
-        *decoder_layers(c, "", backbone),
-        *convolution_table(c),
-        norm("norm", (*backbone, "norm"), c.hidden_size),
-    ]
-    return table + config.head_table()
-
-
-def convolution_table(config: DrafterConfig) -> list[Entry]:
-    """The convolutions of every layer; none where the drafter has none."""
-    c, table = config, []
-    if not c.conv_kernel_size:
-        return table
-    for layer, part in itertools.product(range(c.num_hidden_layers), ("attention_conv", "mlp_conv")):
-        name, path = f"layers.{layer}.{part}", ("backbone", f"layers_{layer}", part)
-        base = Entry(f"{name}.base_kernel", (*path, "base_kernel"), (2, c.conv_kernel_size, c.hidden_size))
-        width = 2 * c.conv_kernel_size * c.conv_groups
-        table += [base, linear(f"{name}.kernel_projection", (*path, "kernel_projection"), width, c.hidden_size)]
-    return table
+    drafter = new_drafter(config)
+    shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    return table_of(shapes, config.tensor_name)
 
 
 def load_drafter(
@@ -74,8 +52,8 @@ def load_drafter(
         config = config.with_tensors(tensors)
         speculators.check_copies(tensors, target_path, config.copies)
         skipped = (*config.copies, *speculators.UNUSED)
-        table, aliases = drafter_table(config), config.aliases()
-        return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=aliases)
+        table = drafter_table(config)
+        return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
 
 
 def save_drafter(
@@ -96,7 +74,7 @@ def save_drafter(
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     tensors = file_tensors(drafter_table(config), params, dtype) | config.extra_tensors()
     if format == formats.SPECULATORS:
-        tensors = {config.speculators_names.get(name, name): tensor for name, tensor in tensors.items()}
+        tensors = {renamed(name, config.speculators_names): tensor for name, tensor in tensors.items()}
     hf.write_folder(folder, tensors, raw)
 
 

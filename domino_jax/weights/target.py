@@ -1,21 +1,22 @@
 """The target between its public folder and its parameters: one table of names, total in both directions.
 
-A table row names which tensor of the file is which leaf of the parameter tree and whether it is stored transposed (the
-files hold matrices output-first, the parameters input-first). Reading or writing anything the table does not list, or
-less than it lists, is an error: no leaf ever keeps a random initial value. The drafter's table is made
-of the same rows.
+A table row names which tensor of the file is which leaf of the parameter tree and whether it is stored transposed. The
+rows follow from the module, for drafters as well (models/tables.py). Reading or writing anything the table does not
+list, or less than it lists, is an error: no leaf ever keeps a random initial value.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, linear, norm, prefix_hint
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, prefix_hint, table_of
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.weights import hf
@@ -29,45 +30,13 @@ Sharding = None | jax.sharding.Sharding | Callable[[tuple[str, ...], tuple[int, 
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 
-def decoder_layers(config: Any, name_prefix: str, path_prefix: tuple[str, ...]) -> list[Entry]:
-    """The rows of all decoder layers; `config` needs the Qwen3 field names."""
-    c = config
-    queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    projections = {
-        "q_proj": (queries, c.hidden_size),
-        "k_proj": (keys, c.hidden_size),
-        "v_proj": (keys, c.hidden_size),
-        "o_proj": (c.hidden_size, queries),
-    }
-    feed_forward = {
-        "gate_proj": (c.intermediate_size, c.hidden_size),
-        "up_proj": (c.intermediate_size, c.hidden_size),
-        "down_proj": (c.hidden_size, c.intermediate_size),
-    }
-    entries = []
-    for index in range(c.num_hidden_layers):
-        name, path = f"{name_prefix}layers.{index}", (*path_prefix, f"layers_{index}")
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            entries.append(norm(f"{name}.{part}", (*path, part), c.hidden_size))
-        for part in ("q_norm", "k_norm") if c.qk_norm else ():
-            entries.append(norm(f"{name}.self_attn.{part}", (*path, "self_attn", part), c.head_dim))
-        for part, widths in projections.items():
-            entries.append(linear(f"{name}.self_attn.{part}", (*path, "self_attn", part), *widths))
-            if c.attention_bias:
-                bias = (*path, "self_attn", part, "bias")
-                entries.append(Entry(f"{name}.self_attn.{part}.bias", bias, widths[:1]))
-        for part, widths in feed_forward.items():
-            entries.append(linear(f"{name}.mlp.{part}", (*path, "mlp", part), *widths))
-    return entries
-
-
 def target_table(config: Qwen3Config) -> list[Entry]:
     """Every tensor of a target of this config."""
-    embedding = Entry(EMBEDDING, ("embed_tokens", "embedding"), (config.vocab_size, config.hidden_size))
-    table = [embedding, *decoder_layers(config, "model.", ()), norm("model.norm", ("norm",), config.hidden_size)]
-    if not config.tie_word_embeddings:
-        table.append(linear("lm_head", ("lm_head",), config.vocab_size, config.hidden_size))
-    return table
+    one = Qwen3(dataclasses.replace(config, num_hidden_layers=1))  # all layers are alike, and tracing takes time
+    shapes = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    layer = shapes.pop("layers_0")
+    shapes |= {f"layers_{index}": layer for index in range(config.num_hidden_layers)}
+    return table_of(shapes, lambda name: name if name == LM_HEAD else f"model.{name}")
 
 
 def load_table(

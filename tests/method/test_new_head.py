@@ -18,7 +18,6 @@ from domino_jax.method.pair import Models
 from domino_jax.method.settings import TreeSettings
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
-from domino_jax.models.tables import linear
 from domino_jax.recipe import rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
@@ -34,6 +33,7 @@ class BiasConfig(DrafterConfig):
 
     head, title, architecture = "bias", "Bias", "BiasDraftModel"
     has_head, rank_key = True, "bias_rank"
+    tensor_names = {"backbone.": "", "head.up": "bias"}
     recipe_keys = {"bias_rank": Key(1, least=1, shape=True)}
 
     @classmethod
@@ -42,9 +42,6 @@ class BiasConfig(DrafterConfig):
 
     def head_module(self, dtype, whole):
         return BiasHead(self, dtype, whole)
-
-    def head_table(self):
-        return [linear("bias", ("head", "up"), self.vocab_size, self.bias_rank)]
 
 
 class BiasHead(Head):

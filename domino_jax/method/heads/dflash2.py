@@ -33,7 +33,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.models.tables import Entry, linear
+from domino_jax.models.tables import Entry
 
 SELECTOR = ("selector_rank", "selector_top_k")
 TOP_K = 16  # candidates of a slot of a new drafter, as in public ones
@@ -53,6 +53,11 @@ class Dflash2Config(DrafterConfig):
 
     speculators, speculators_keys, whole_blocks = "dflash2", {name: name for name in needed}, True
 
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor.weight": "candidate_selector.predecessor_codebook",
+        "head.up.weight": "candidate_selector.successor_codebook",
+        "head.": "candidate_selector.",
+    }
     only_shift, conv_taps, own_loss, own_dpace = False, 2, True, True
     recipe_keys = {
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the width of the two codebooks
@@ -91,18 +96,10 @@ class Dflash2Config(DrafterConfig):
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return Selector(self, dtype, whole)
 
-    def head_table(self) -> list[Entry]:
-        name, codebook = "candidate_selector", (self.vocab_size, self.selector_rank)
-        return [
-            Entry(f"{name}.predecessor_codebook", ("head", "predecessor", "embedding"), codebook),
-            Entry(f"{name}.successor_codebook", ("head", "up", "kernel"), codebook, transpose=True),
-            linear(f"{name}.hidden_projection", ("head", "hidden_projection"), self.selector_rank, self.hidden_size),
-        ]
-
-    def aliases(self) -> dict[str, str]:
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
         # As modules of embeddings in z-lab's loader and in a branch of speculators.
-        codebooks = [entry.name for entry in self.head_table() if entry.name.endswith("_codebook")]
-        return super().aliases() | {f"{name}.weight": name for name in codebooks}
+        codebooks = [entry.name for entry in table if entry.name.endswith("_codebook")]
+        return super().aliases(table) | {f"{name}.weight": name for name in codebooks}
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from domino_jax.method.keys import Key
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
-from domino_jax.models.tables import Entry, linear
 
 PROJECTORS = ("domino", "causal_v5")  # as projector_type; the second is the name early checkpoints carry
 
@@ -40,6 +39,12 @@ class DominoConfig(DrafterConfig):
         "emb_dim": "logits_correction_emb_dim",
         "gru_hidden_dim": "gru_hidden_dim",
         "pure_draft_prefix_len": "pure_draft_prefix_len",
+    }
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.gru.weight_ih": "prefix_gru.weight_ih_l0",
+        "head.gru.weight_hh": "prefix_gru.weight_hh_l0",
+        "head.down": "embed_proj.0",
+        "head.up": "embed_proj.2",
     }
     shifts_labels, reads_drafts = True, True
     recipe_keys = {
@@ -85,15 +90,6 @@ class DominoConfig(DrafterConfig):
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return DominoHead(self, dtype, whole)
-
-    def head_table(self) -> list[Entry]:
-        gates, state, gru = 3 * self.gru_hidden_dim, self.gru_hidden_dim, ("head", "gru")
-        return [
-            Entry("prefix_gru.weight_ih_l0", (*gru, "weight_ih"), (gates, self.hidden_size), transpose=True),
-            Entry("prefix_gru.weight_hh_l0", (*gru, "weight_hh"), (gates, state), transpose=True),
-            linear("embed_proj.0", ("head", "down"), self.emb_dim, self.hidden_size + state),
-            linear("embed_proj.2", ("head", "up"), self.vocab_size, self.emb_dim),
-        ]
 
     def sglang_refusal(self) -> str | None:
         if self.pure_draft_prefix_len != 1:

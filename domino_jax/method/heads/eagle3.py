@@ -19,7 +19,7 @@ from domino_jax.models.decoder_config import (
     refuse_values,
 )
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import EMBEDDING, Entry, linear, norm, prefix_hint
+from domino_jax.models.tables import EMBEDDING, Entry, prefix_hint, renamed
 from domino_jax.runtime.errors import DataError, quote
 
 EAGLE3 = "eagle3"
@@ -254,29 +254,9 @@ class Eagle3Config(Kind, DecoderConfig):
         """The drafter. remat: a pass through the layer is computed again in the backward pass."""
         return Eagle3(self, dtype, remat)
 
-    def table(self) -> list[Entry]:
-        """Every tensor of floats."""
-        c, layer, attention = self, ("midlayer",), ("midlayer", "self_attn")
-        width, queries, keys = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-        return [
-            *([norm("input_norm", ("input_norm",), 3 * width)] if c.norm_before_fc else []),
-            linear("fc", ("fc",), width, 3 * width),
-            *(norm(f"{LAYER}{name}", (*layer, name), width) for name in norms),
-            linear(f"{LAYER}self_attn.q_proj", (*attention, "q_proj"), queries, 2 * width),
-            linear(f"{LAYER}self_attn.k_proj", (*attention, "k_proj"), keys, 2 * width),
-            linear(f"{LAYER}self_attn.v_proj", (*attention, "v_proj"), keys, 2 * width),
-            linear(f"{LAYER}self_attn.o_proj", (*attention, "o_proj"), width, queries),
-            linear(f"{LAYER}mlp.gate_proj", (*layer, "mlp", "gate_proj"), c.intermediate_size, width),
-            linear(f"{LAYER}mlp.up_proj", (*layer, "mlp", "up_proj"), c.intermediate_size, width),
-            linear(f"{LAYER}mlp.down_proj", (*layer, "mlp", "down_proj"), width, c.intermediate_size),
-            norm("norm", ("norm",), width),
-            linear("lm_head", ("lm_head",), c.draft_vocab_size, width),
-        ]
-
-    def aliases(self) -> dict[str, str]:
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
         """vLLM's names."""
-        return {entry.name.replace(LAYER, VLLM_LAYER): entry.name for entry in self.table() if LAYER in entry.name}
+        return {renamed(entry.name, {LAYER: VLLM_LAYER}): entry.name for entry in table}
 
     def with_tensors(self, tensors: Any) -> "Eagle3Config":
         """The config with the draft vocabulary of a folder (weights/hf.py)."""

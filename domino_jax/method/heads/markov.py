@@ -29,7 +29,6 @@ from domino_jax.method.losses import (
 )
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
-from domino_jax.models.tables import Entry, biased, linear
 from domino_jax.runtime.errors import DataError, quote
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
@@ -58,6 +57,13 @@ class MarkovConfig(DrafterConfig):
     own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
     speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
 
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor": "markov_head.markov_w1",
+        "head.up": "markov_head.markov_w2",
+        "head.gate": "markov_head.gate_proj",
+        "head.joint": "markov_head.joint_proj",
+        "head.confidence_proj": "confidence_head.proj",
+    }
     shifts_labels, only_shift, own_loss, reads_drafts = True, True, True, True
     recipe_keys = {
         "head_type": Key(VANILLA, choices=MARKOV_KINDS, shape=True),  # how the code follows from a token's row
@@ -117,21 +123,6 @@ class MarkovConfig(DrafterConfig):
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return MarkovHead(self, dtype, whole)
-
-    def head_table(self) -> list[Entry]:
-        rank, width = self.markov_rank, self.hidden_size
-        table = [
-            Entry("markov_head.markov_w1.weight", ("head", "predecessor", "embedding"), (self.vocab_size, rank)),
-            linear("markov_head.markov_w2", ("head", "up"), self.vocab_size, rank),
-        ]
-        if self.markov_head_type == GATED:
-            table += biased("markov_head.gate_proj", ("head", "gate"), rank, width + rank)
-        if self.markov_head_type == RNN:
-            table += biased("markov_head.joint_proj", ("head", "joint"), 3 * rank, 2 * rank + width)
-        if self.enable_confidence_head:
-            inputs = width + (rank if self.confidence_head_with_markov else 0)
-            table += biased("confidence_head.proj", ("head", "confidence_proj"), 1, inputs)
-        return table
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:

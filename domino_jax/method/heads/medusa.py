@@ -12,7 +12,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
@@ -24,7 +23,7 @@ from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain
-from domino_jax.models.tables import LM_HEAD, Entry, biased
+from domino_jax.models.tables import LM_HEAD, Entry
 from domino_jax.runtime.errors import DataError, quote
 
 MEDUSA, ARCHITECTURE = "medusa", "MedusaModel"
@@ -148,18 +147,12 @@ class MedusaConfig(Kind):
         """The drafter; no layer of it is computed again."""
         return Medusa(self, dtype)
 
-    def table(self) -> list[Entry]:
-        """Every tensor of the heads."""
-        table = []
-        for head, layer in np.ndindex(self.num_heads, self.num_hidden_layers):
-            name, path = f"blocks.{head}.layers.{layer}", (f"heads_{head}", f"layers_{layer}", "linear")
-            block = biased(name, path, self.hidden_size, self.hidden_size)
-            table += block if self.bias else block[:1]
-        return table
+    def tensor_name(self, name: str) -> str:
+        return name.replace("heads.", "blocks.").replace(".linear.", ".")
 
-    def aliases(self) -> dict[str, str]:
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
         """FasterDecoding's names."""
-        names = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in self.table()}
+        names = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in table}
         return {".linear.".join(name.rsplit(".", 1)): entry for name, entry in names.items()}
 
     @classmethod

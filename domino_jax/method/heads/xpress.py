@@ -30,16 +30,11 @@ from domino_jax.method.losses import (
 )
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.models.tables import Entry, linear
 from domino_jax.runtime.errors import DataError
 
 PASSES = 6  # of a file that does not say how many
 MLP_RATIO = 2  # hidden units of a new head's network ÷ its rank, as in the authors' files
 POOL, FIELDS = "xpress_candidate_topc", ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
-# {a matrix of the head, by speculators' name: its name in the authors' files}
-_MATRICES = {name: name for name in ("down_h", "down_g", "in_proj")}
-_MATRICES |= {f"mlp_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-_TABLES = {"token_embed": "w1", "readout": "w2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +52,19 @@ class XpressConfig(DrafterConfig):
     speculators, speculators_class = "xpress", "XPressDraftModel"
     speculators_keys = {name: name for name in ("xpress_rank", "xpress_mlp_ratio")}
     speculators_keys["xpress_num_passes"] = "num_jacobi_passes"
-    speculators_names = {"xpress_head.mix.L": "refiner_head.mix_l"} | {
-        f"xpress_head.{ours}.weight": f"refiner_head.{theirs}.weight" for theirs, ours in (_MATRICES | _TABLES).items()
+    speculators_names = {
+        "xpress_head.w1": "refiner_head.token_embed",
+        "xpress_head.w2": "refiner_head.readout",
+        "xpress_head.mix.L": "refiner_head.mix_l",
+        **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
+        "xpress_head.": "refiner_head.",
+    }
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor": "xpress_head.w1",
+        "head.up": "xpress_head.w2",
+        "head.mix": "xpress_head.mix.L",
+        **{f"head.mlp_{part}": f"xpress_head.mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "head.": "xpress_head.",
     }
 
     recipe_keys = {
@@ -117,17 +123,6 @@ class XpressConfig(DrafterConfig):
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return XpressHead(self, dtype, whole)
-
-    def head_table(self) -> list[Entry]:
-        rank, hidden, size, vocab = self.xpress_rank, self.xpress_mlp_hidden, self.block_size, self.vocab_size
-        shapes = dict.fromkeys(("down_h", "down_g"), (rank, self.hidden_size)) | {"in_proj": (rank, 3 * rank)}
-        shapes |= dict.fromkeys(("mlp_gate", "mlp_up"), (hidden, rank)) | {"mlp_down": (rank, hidden)}
-        return [
-            Entry("xpress_head.w1.weight", ("head", "predecessor", "embedding"), (vocab, rank)),
-            Entry("xpress_head.mix.L", ("head", "mix"), (rank, size, size)),
-            *(linear(f"xpress_head.{_MATRICES[name]}", ("head", name), *shape) for name, shape in shapes.items()),
-            linear("xpress_head.w2", ("head", "up"), vocab, rank),
-        ]
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
