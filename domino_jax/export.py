@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyConfig, config_class, new_drafter, parse_stored
+from domino_jax.method.kinds import AnyConfig, config_class, new_drafter, parse_config
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
@@ -49,7 +49,8 @@ def main(flags: cli.Flags) -> None:
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
     raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
-    config = hf.parse_config(workdir, raw, parse_stored, DRAFTER_CONFIG)
+    with hf.naming(workdir, DRAFTER_CONFIG):
+        config = parse_config(raw)
     recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
     refuse_other_model(flags.output)
     step, tau = choose_step(workdir)

@@ -147,15 +147,11 @@ class DrafterConfig(Kind, DecoderConfig):
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
         """True for any drafter with a backbone."""
-        classes = str(raw.get("architectures"))
-        return (
-            any(name in classes for name in ("DFlash", "Domino", "DSpark"))
-            or any(raw.get(name) for name in ("dflash_config", "target_layer_ids", "speculators_model_type"))
-            or {"fc.weight", "hidden_norm.weight"} <= set(tensors)
-        )
+        classes, keys = str(raw.get("architectures")), ("dflash_config", "target_layer_ids", "speculators_model_type")
+        return any(name in classes for name in ("DFlash", "Domino", "DSpark")) or any(map(raw.get, keys))
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
+    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> "DrafterConfig":
         dflash = section(raw, "dflash_config")
         refuse_variants(raw, dflash, cls.own_keys)
         names = ("block_size", "mask_token_id", "target_layer_ids", *cls.needed)

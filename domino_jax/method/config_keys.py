@@ -12,13 +12,14 @@ DFLASH = "dflash"
 # Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
 _VARIANTS = {
     "projector_type": (DFLASH,),
-    "attention_value_scale": (1.0,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
     "markov_rank": (0,),
+    "xpress_rank": (0,),
     "enable_confidence_head": (False,),
     "output_multiplier": (1.0,),
     "input_embedding_scale": (1.0,),
+    "final_logit_softcapping": (0.0,),  # servers read 0 as no cap
     "use_aux_hidden_state": (True,),
     "norm_before_fc": (False,),
     "fc_norm": (False,),
@@ -61,14 +62,15 @@ def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, 
 def lacks(kind: str, *names: str) -> DataError:
     """The error for keys without which a drafter of this kind is not known."""
     return DataError(
-        f"the drafter's config.json ({kind}) lacks {', '.join(names)}, at top level and in dflash_config; these are"
-        " never guessed: add the values it was trained with."
+        f"the drafter's config.json ({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was"
+        " trained with."
     )
 
 
-def integer(name: str, value: Any) -> int:
-    if type(value) is not int or abs(value) > LARGEST:
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an integer up to {LARGEST}.")
+def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
+    if type(value) is not int or not least <= value <= most:
+        limits = f"an integer up to {most}" if least < 0 else f"an integer from {least} to {most}"
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected {limits}.")
     return value
 
 

@@ -25,7 +25,6 @@ class Kind:
     head_passes: passes over a block in which its head drafts; 0: it drafts slot after slot.
     draws_paths: it scores any path, so it drafts trees as well as chains.
     rank_key: the field with the rank of the head.
-    marks: keys of config.json that no drafter of another kind has.
     tensor_names: {how a parameter's name begins (tables.table_of): how its tensor's does}; the first that fits.
     copies: {a copy of a tensor of the target that a folder may store: the target's}.
     layer_ids_hint: what to know about target_layer_ids that do not fit.
@@ -36,7 +35,7 @@ class Kind:
     has_backbone, has_head, has_confidence = False, False, False
     reads_embeddings, only_candidates, draws_paths = False, False, True
     lead, head_passes = 0, 0
-    rank_key, marks, layer_ids_hint = "", (), ""
+    rank_key, layer_ids_hint = "", ""
     tensor_names = {"backbone.": ""}
     copies = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
     # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while
@@ -69,19 +68,12 @@ class Kind:
         raise NotImplementedError
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> Any:
-        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
+    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> Any:
+        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key.
+
+        target: a Qwen3Config, for a file that leaves to its target what other files state.
+        """
         raise NotImplementedError
-
-    @classmethod
-    def read(cls, raw: dict[str, Any], target: Any) -> Any:
-        """from_dict for a file that leaves to its target, a Qwen3Config, what other files state."""
-        return cls.from_dict(raw)
-
-    @classmethod
-    def from_stored(cls, raw: dict[str, Any]) -> Any:
-        """The config of what `stored` returned."""
-        return cls.from_dict(raw)
 
     def to_dict(self) -> dict[str, Any]:
         """The public config.json."""

@@ -11,14 +11,12 @@ below; drafting differs by kind (method/propose.py).
     extend_context(cache, TargetRows, slots) -> the cache with the rows that the target has read
 """
 
-import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import jax.numpy as jnp
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.config_keys import WRITTEN_WITH, section
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.heads.dflash2 import Dflash2Config
 from domino_jax.method.heads.domino import DominoConfig
@@ -37,47 +35,29 @@ AnyConfig = DrafterConfig | Eagle3Config | MedusaConfig
 AnyDrafter = Drafter | Eagle3 | Medusa
 
 
-def config_class(raw: dict[str, Any], tensors: Callable[[], Collection[str]] = tuple) -> type[AnyConfig]:
-    """Which config reads a parsed config.json: the one whose keys it has, else the one whose tensors are there.
+def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[AnyConfig]:
+    """Which config reads a parsed config.json.
 
     Args:
-        tensors: gives the names in the folder, if they are needed.
+        tensors: names in the folder; by these alone an EAGLE-3 drafter may differ from a target.
 
     Raises:
         DataError: no drafter of a known kind.
     """
-    for keys, names in ((raw, tuple), ({}, tensors)):
-        for kind in reversed(KINDS.values()):  # the keys of plain DFlash are those of all block drafters
-            if kind.matches(keys, names()):
-                _refuse_marks_of_others(raw, kind)
-                return kind
+    for kind in reversed(KINDS.values()):  # the keys of plain DFlash are those of all block drafters
+        if kind.matches(raw, tensors):
+            return kind
     stated = ", ".join(f"{key} {quote(raw.get(key))}" for key in ("architectures", "model_type"))
-    shown = ", ".join(sorted(tensors())[:SHOWN]) or "none"
+    shown = ", ".join(sorted(tensors)[:SHOWN]) or "none"
     raise DataError(
         f"this is no drafter of a known kind ({', '.join(kind.title for kind in KINDS.values())}): {stated}; its first"
         f" tensors: {shown}. Name the folder of such a drafter."
     )
 
 
-def _refuse_marks_of_others(raw: dict[str, Any], kind: type[AnyConfig]) -> None:
-    for other in KINDS.values():
-        for name, place in itertools.product(() if other is kind else other.marks, ("", "dflash_config")):
-            value = (section(raw, place) if place else raw).get(name)
-            if value not in (None, 0):
-                raise DataError(
-                    f"the drafter's config.json has {place + '.' if place else ''}{name} {quote(value)}, which only a"
-                    f" {other.architecture} has, and architectures {quote(raw.get('architectures'))}; {WRITTEN_WITH}"
-                )
-
-
 def parse_config(raw: dict[str, Any]) -> AnyConfig:
     """The config of a parsed config.json; raises DataError for a wrong key."""
     return config_class(raw).from_dict(raw)
-
-
-def parse_stored(raw: dict[str, Any]) -> AnyConfig:
-    """The config that a workdir stores; raises DataError for a wrong key."""
-    return config_class(raw).from_stored(raw)
 
 
 def new_drafter(

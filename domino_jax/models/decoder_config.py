@@ -42,36 +42,10 @@ class DecoderConfig:
     qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
 
-# Keys of public Qwen3- and Llama-like config.json files that change what a layer or the logits compute, and the values
-# with which they do not. A missing key and null are neutral too.
 SILU = ("silu", "swish")  # transformers knows it by both names
-NEUTRAL = {
-    "hidden_act": SILU,
-    "hidden_activation": SILU,
-    "mlp_bias": (False,),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
-    "partial_rotary_factor": (1.0,),
-    "rotary_pct": (1.0,),
-    "is_neox_style": (True,),
-    "rope_is_neox_style": (True,),
-    "rope_interleaved": (False,),
-    # Servers read a cap of 0 as none.
-    "attn_logit_softcapping": (0.0,),
-    "attention_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "embedding_multiplier": (1.0,),
-    "residual_multiplier": (1.0,),
-    "logits_scaling": (1.0,),
-    "logit_scale": (1.0,),
-    "clip_qkv": (),
-    "attention_sink_bias": (False,),
-    "add_swa_attention_sink_bias": (False,),
-    "use_gemma_norm": (False,),
-    "quantization_config": ({},),
-}
-# Types of RoPE scaling that turn as the default one does when their factor is 1.
-_SCALED_BY_FACTOR = ("linear", "llama3", "yarn")
+# What transformers' Qwen3 and Llama read besides the fields, and the values that change nothing. A missing key and null
+# change nothing either.
+NEUTRAL = {"hidden_act": SILU, "mlp_bias": (False,), "partial_rotary_factor": (1.0,)}
 
 
 def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
@@ -79,13 +53,18 @@ def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
 
     place: as for refuse_values, when raw is a part of the file.
     """
-    width = raw.get("head_dim")
-    scaled = isinstance(width, int) and width > 0
+    refuse_values(raw, NEUTRAL, place)
     for part in ("rope_parameters", "rope_scaling"):
-        _refuse_rope(place + part, raw.get(part) or {}, (width,) if scaled else ())
-    # Scores are divided by the root of head_dim, which some families state as a number.
-    scale = {"query_pre_attn_scalar": (width,), "attention_multiplier": (width**-0.5,)} if scaled else {}
-    refuse_values(raw, {**NEUTRAL, "query_pre_attn_scalar": (), "attention_multiplier": (), **scale}, place)
+        rope = raw.get(part) or {}
+        if not isinstance(rope, dict):
+            raise DataError(f"config.json has {place}{part} {quote(rope)}; expected an object.")
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind != "default":
+            raise DataError(
+                f"config.json asks for RoPE scaling {quote(kind)} in {place}{part}; only rope_type 'default' is"
+                " supported."
+            )
+        refuse_values(rope, {"partial_rotary_factor": (1.0,)}, f"{place}{part}.")
 
 
 def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "") -> None:
@@ -102,44 +81,20 @@ def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "
             )
 
 
-def _refuse_rope(place: str, rope: dict[str, Any], width: tuple[int, ...]) -> None:
-    """Only the plain rotation of whole heads of this width, with one theta for all layers."""
-    if not isinstance(rope, dict):
-        raise DataError(f"config.json has {place} {quote(rope)}; expected an object.")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    unscaled = kind in _SCALED_BY_FACTOR and rope.get("factor") == 1 and rope.get("attention_factor") in (None, 1)
-    if kind != "default" and not unscaled:
-        raise DataError(
-            f"config.json asks for RoPE scaling {quote(kind)} in {place}; only rope_type 'default' is supported."
-        )
-    # With the default type the other keys have no effect.
-    refuse_values(rope, {"partial_rotary_factor": (1.0,), "rope_dim": width, "mrope_section": ()}, f"{place}.")
-    per_layer = [key for key, value in rope.items() if isinstance(value, dict)]
-    if per_layer:
-        raise DataError(
-            f"config.json has {place}.{quote(per_layer[0])}, a rotation for some of the layers; only one rope_theta for"
-            " all layers is supported."
-        )
-
-
 def read_rope_theta(raw: dict[str, Any]) -> float:
     """rope_theta from the top level, from rope_parameters, or from both when they agree."""
-    stated = {
-        name: value
-        for name, value in (
-            ("rope_theta", raw.get("rope_theta")),
-            ("rope_parameters.rope_theta", (raw.get("rope_parameters") or {}).get("rope_theta")),
-        )
-        if value is not None
-    }
-    if not stated:
+    places = (raw.get("rope_theta"), (raw.get("rope_parameters") or {}).get("rope_theta"))
+    theta = {_in_range("rope_theta", value) for value in places if value is not None}
+    if not theta:
         raise DataError(
             "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
             "were trained with."
         )
-    theta = {_in_range(name, value) for name, value in stated.items()}
     if len(theta) > 1:
-        raise DataError(f"config.json gives two values: {stated}; use the file that was written with these weights.")
+        raise DataError(
+            f"config.json has rope_theta {places[0]} and rope_parameters.rope_theta {places[1]}; use the file that was"
+            " written with these weights."
+        )
     return theta.pop()
 
 
@@ -178,7 +133,7 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
 
 
 def _in_range(name: str, value: Any) -> float:
-    least, most = RANGES[name.rpartition(".")[2]]
+    least, most = RANGES[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise DataError(f"config.json has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
     return float(value)

@@ -18,7 +18,6 @@ from domino_jax.models.decoder_config import (
     read_decoder_fields,
     read_switch,
     refuse_unsupported,
-    refuse_values,
 )
 from domino_jax.models.decoder_layer import DecoderLayer
 from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, rotary_angles, with_rows
@@ -45,7 +44,6 @@ class Qwen3Config(DecoderConfig):
             )
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
-        refuse_values(raw, {"is_causal": (True,), "use_bidirectional_attention": (False,)})
         other = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
         if other:
             raise DataError(

@@ -19,7 +19,6 @@ from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
-ANY_LAYERS = 1 << 16  # of a target that is not known, and that the layout of speculators does not store
 
 
 def drafter_table(config: AnyConfig) -> list[Entry]:
@@ -41,19 +40,16 @@ def load_drafter(
     target_path: the target's folder or hub id, for drafters that store copies of its embedding or lm_head.
     """
     folder = hf.drafter_folder(path)
-    raw = hf.read_config(folder)
+    raw, tensors = hf.read_config(folder), hf.open_tensors(folder)
     with hf.naming(folder):
-        tensors = hf.open_tensors(folder)
         if speculators.is_speculators(raw):
-            raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
-        kind = hf.parse_config(folder, raw, lambda raw: config_class(raw, lambda: tensors))
-        config = hf.parse_config(folder, raw, lambda raw: kind.read(raw, target))
+            raw = speculators.flattened(raw, target.num_hidden_layers)
+        config = config_class(raw, tensors).from_dict(raw, target)
         check_fits(config, target)
         config = config.with_tensors(tensors)
-        speculators.check_copies(tensors, target_path, config.copies)
-        skipped = (*config.copies, *speculators.UNUSED)
-        table = drafter_table(config)
-        return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
+    speculators.check_copies(tensors, target_path, config.copies)
+    skipped, table = (*config.copies, *speculators.UNUSED), drafter_table(config)
+    return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
 
 
 def save_drafter(
@@ -83,8 +79,5 @@ def stored_head(path: str | Path) -> str:
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
     with hf.naming(folder):
-        if speculators.is_speculators(raw):
-            raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, ANY_LAYERS))
-        kind = config_class(raw, lambda: hf.open_tensors(folder))
-        # A DSpark drafter of rank 0 has no head.
-        return hf.parse_config(folder, raw, kind.from_dict).head if kind.has_backbone else kind.head
+        raw = speculators.flattened(raw) if speculators.is_speculators(raw) else raw
+        return config_class(raw, hf.open_tensors(folder)).head

@@ -9,9 +9,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -37,7 +37,6 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "me
 _FILE = re.compile(r"^((the drafter's )?config\.json|drafter config)\b")
 
 log = logging.getLogger(__name__)
-Config = TypeVar("Config")
 
 
 def resolve_folder(path: str | Path) -> Path:
@@ -130,29 +129,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def parse_config(
-    folder: Path, raw: dict[str, Any], parse: Callable[[dict[str, Any]], Config], name: str = "config.json"
-) -> Config:
-    """`parse(raw)`; what it refuses is reported with the file's path, and a value of the wrong kind (a list for a
-    number, …) as what it is: damaged data."""
-    try:
-        return parse(raw)
-    except DataError as error:
-        text, named = _FILE.subn(f"{folder}/{name}", str(error), count=1)
-        raise DataError(text if named else f"{folder}/{name}: {error}") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
-
-
 @contextlib.contextmanager
-def naming(folder: Path) -> Iterator[None]:
-    """Puts the folder before the message of a DataError that does not name it."""
+def naming(folder: Path, name: str = "config.json") -> Iterator[None]:
+    """What is refused inside is reported with the path of the file or folder, and a value of the wrong kind (a list for
+    a number, …) as what it is: damaged data."""
     try:
         yield
     except DataError as error:
-        if str(folder) in str(error):
-            raise
-        raise DataError(f"{folder}: {error}") from None
+        text, named = _FILE.subn(f"{folder}/{name}", str(error), count=1)
+        raise DataError(text if named or str(folder) in text else f"{folder}: {text}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
 
 
 def stop_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:

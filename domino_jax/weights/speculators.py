@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domino_jax.method.config_keys import boolean, integer, listed, section
+from domino_jax.method.config_keys import boolean, integer, lacks, listed, section
 from domino_jax.method.heads import eagle3
 from domino_jax.method.kinds import KINDS
 from domino_jax.models.tables import EMBEDDING
@@ -61,11 +61,11 @@ def is_speculators(raw: dict[str, Any]) -> bool:
     return "speculators_model_type" in raw or bool(raw.get("transformer_layer_config")) or LAYER_IDS in raw
 
 
-def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
+def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str, Any]:
     """The public config.json of a speculators one.
 
     Args:
-        target_layers: layers of the target, which the layout does not store.
+        target_layers: layers of the target, which the layout does not store; only the kind is known without them.
     Raises:
         DataError: an algorithm of no known kind, or a key that is missing.
     """
@@ -115,10 +115,7 @@ def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
 def _demand(raw: dict[str, Any], *names: str) -> None:
     missing = [name for name in names if raw.get(name) is None]
     if missing:
-        raise DataError(
-            f"the drafter's config.json (speculators, {raw['speculators_model_type']}) lacks {', '.join(missing)};"
-            " these are never guessed: add the values it was trained with."
-        )
+        raise lacks(f"speculators, {raw['speculators_model_type']}", *missing)
 
 
 def _layer(raw: dict[str, Any], kind: str) -> dict[str, Any]:

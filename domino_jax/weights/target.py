@@ -155,7 +155,8 @@ def file_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, np
 def read_target_config(path: str | Path) -> Qwen3Config:
     """The shapes of a local folder's or hub id's target, without its weights."""
     folder = hf.resolve_folder(path)
-    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    with hf.naming(folder):
+        return Qwen3Config.from_dict(hf.read_config(folder))
 
 
 def load_target(path: str | Path, dtype: Any, sharding: Sharding = None) -> tuple[Qwen3Config, Params]:

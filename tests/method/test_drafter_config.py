@@ -72,14 +72,11 @@ def test_two_places_that_disagree_are_refused(extra):
         ({}, {"projector_type": "xspark"}, "dflash_config.projector_type 'xspark'"),
         ({"is_causal": False}, {"causal": True}, "is_causal False and causal True"),
         ({}, {"use_swa": True, "swa_window_size": 4}, "dflash_config.use_swa True"),
-        ({}, {"attention_value_scale": 0.5}, "dflash_config.attention_value_scale 0.5"),
-        ({}, {"attention_sink_bias": True}, "dflash_config.attention_sink_bias True"),
         ({}, {"final_logit_softcapping": 30.0}, "dflash_config.final_logit_softcapping 30.0"),
         ({}, {"conv_kernel_size": 2, "conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 4096"),
         ({}, {"selector_rank": 12, "selector_top_k": 6}, "dflash_config.selector_rank 12"),
         ({}, {"markov_rank": 12}, "dflash_config.markov_rank 12"),
         ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
-        ({"rope_parameters": {"rope_theta": 1e6, "rope_dim": 64}}, {}, "rope_parameters.rope_dim 64"),
         ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
         ({"target_hidden_size": 5120}, {}, "target_hidden_size 5120 and hidden_size 4096"),
         ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
@@ -134,12 +131,7 @@ def test_is_causal_false_is_not_an_absent_one():
     ("top", "nested"),
     [
         ({"hidden_act": "swish"}, {}),
-        ({"rope_scaling": {"type": "linear", "factor": 1.0}}, {}),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 1}}, {}),
-        ({"rope_parameters": {"rope_type": None, "rope_theta": 1e6, "rope_dim": 128}}, {}),
-        ({"partial_rotary_factor": 1, "query_pre_attn_scalar": 128, "attention_multiplier": 128**-0.5}, {}),
-        ({"attn_logit_softcapping": 0, "quantization_config": {}}, {}),
-        ({}, {"attention_value_scale": 1, "use_swa": False, "swa_window_size": 4096}),
+        ({"partial_rotary_factor": 1}, {"use_swa": False, "swa_window_size": 4096}),
         ({"markov_rank": 0}, {"final_logit_softcapping": 0.0, "selector_rank": None}),
     ],
 )
@@ -151,11 +143,6 @@ def test_what_states_the_default_in_another_word_is_read(top, nested):
     ("top", "nested"),
     [
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
-        ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, {}),  # turns otherwise past the trained length
-        ({"rope_parameters": {"rope_theta": 1e6, "rope_dim": 64}}, {}),
-        ({"query_pre_attn_scalar": 256}, {}),
-        ({"attn_logit_softcapping": 50.0}, {}),
-        ({"clip_qkv": 0.0}, {}),  # clips to nothing
         ({"hidden_act": "gelu"}, {}),
         (SLIDING, {"swa_window_size": 1024}),
     ],

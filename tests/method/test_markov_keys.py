@@ -1,13 +1,10 @@
 """The config.json of DSpark's drafters: both places of the Markov keys, DeepSpec's flat files, contradictions."""
 
-import json
-
 import pytest
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
-from domino_jax.weights.drafter import stored_head
 from tests.helpers.public_drafter import PUBLIC_8B
 
 BACKBONE = {key: value for key, value in PUBLIC_8B.items() if key != "dflash_config"}
@@ -67,14 +64,6 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
         assert config.enable_confidence_head is there and config.confidence_head_with_markov is there
 
 
-def test_rank_zero_is_plain_shifted_dflash(tmp_path):
-    nested = {**IDS, **MARKOV, "projector_type": "dspark", "markov_rank": 0, "enable_confidence_head": False}
-    config = read(nested)
-    assert (config.head, config.shift_label) == ("none", True)
-    (tmp_path / "config.json").write_text(json.dumps({**PUBLIC, "dflash_config": nested}))
-    assert stored_head(tmp_path) == "none"
-
-
 @pytest.mark.parametrize(
     ("nested", "top", "named"),
     [
@@ -83,7 +72,7 @@ def test_rank_zero_is_plain_shifted_dflash(tmp_path):
         ({"markov_rank": 2.5}, {}, "markov_rank 2.5"),
         ({"markov_head_type": None}, {}, "lacks markov_head_type"),
         ({"markov_head_type": "lstm"}, {}, "markov_head_type 'lstm'; expected one of vanilla, gated, rnn"),
-        ({"markov_rank": 0}, {}, "markov_rank 0 and enable_confidence_head true"),
+        ({"markov_rank": 0}, {}, "markov_rank 0"),
         ({"shift_label": False}, {}, "shift_label False"),
         ({}, {"sample_from_anchor": False}, "sample_from_anchor False"),
         ({"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len 1"),

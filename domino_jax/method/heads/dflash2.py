@@ -49,7 +49,7 @@ class Dflash2Config(DrafterConfig):
 
     head, title, architecture = "dflash2", "DFlash2", CLASS
     has_head, only_candidates, rank_key = True, True, "selector_rank"
-    own_keys, needed, marks = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR), SELECTOR
+    own_keys, needed = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR)
 
     speculators, speculators_keys, whole_blocks = "dflash2", {name: name for name in needed}, True
 

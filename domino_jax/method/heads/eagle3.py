@@ -114,17 +114,10 @@ class Eagle3Config(Kind, DecoderConfig):
         return stated or "eagle_config" in raw or (LAYER_IDS in raw and "dflash_config" not in raw) or layers
 
     @classmethod
-    def read(cls, raw: dict[str, Any], target: Qwen3Config) -> "Eagle3Config":
-        """from_dict for a file that may leave the layer ids to the public rule."""
-        return cls.from_dict(raw, target.num_hidden_layers)
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any], target_layers: int | None = None) -> "Eagle3Config":
+    def from_dict(cls, raw: dict[str, Any], target: Qwen3Config | None = None) -> "Eagle3Config":
         """Reads a parsed config.json, without the draft vocabulary, which is in d2t; raises DataError for a wrong key.
 
-        Args:
-            target_layers: L, for a file without layer ids; None: such a file is refused. Whether the ids of a file fit
-                a target is the loader's to check.
+        target: for a file without layer ids; None: such a file is refused.
         """
         nested = section(raw, "eagle_config")
         names = raw.get("architectures")
@@ -136,33 +129,17 @@ class Eagle3Config(Kind, DecoderConfig):
         refuse_unsupported(raw)
         refuse_values(raw, _VARIANTS)
         refuse_values(nested, _NESTED_VARIANTS, "eagle_config.")
-        if raw.get("model_type") != "llama":
-            raise DataError(
-                f"the drafter's config.json ({EAGLE3}) has model_type {quote(raw.get('model_type'))}; only 'llama', a"
-                " layer without norms on queries and keys, is supported."
-            )
         theta = {} if "rope_theta" in raw or section(raw, "rope_parameters") else {"rope_theta": _ROPE_THETA}
         fields = read_decoder_fields(theta | raw, llama=True)
-        width = raw.get("target_hidden_size")
-        if width not in (None, fields["hidden_size"]):
-            raise DataError(
-                f"the drafter's config.json has target_hidden_size {quote(width)} and hidden_size"
-                f" {fields['hidden_size']}; a drafter of another width than its target is not supported."
-            )
-        draft_vocab = raw.get("draft_vocab_size")
-        draft_vocab = fields["vocab_size"] if draft_vocab is None else draft_vocab
-        if type(draft_vocab) is not int or not 0 < draft_vocab <= fields["vocab_size"]:
-            raise DataError(
-                f"the drafter's config.json has draft_vocab_size {quote(draft_vocab)}; expected an integer from 1 to"
-                f" vocab_size {fields['vocab_size']}."
-            )
-        ids = _layer_ids(raw, nested, target_layers)
+        size = raw.get("draft_vocab_size")
+        size = fields["vocab_size"] if size is None else integer("draft_vocab_size", size, 1, fields["vocab_size"])
+        ids = _layer_ids(raw, nested, target.num_hidden_layers if target else None)
         norms = {name: read_switch(raw, name) for name in NORMS}
         if "norm_before_fc" in nested:
             norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
         if norms["norm_output"] and "speculators_model_type" not in raw:
             log.warning(TWO_MEANINGS)
-        choices = {"draft_vocab_size": draft_vocab, "sliding_window": _window(raw), **norms}
+        choices = {"draft_vocab_size": size, "sliding_window": _window(raw), **norms}
         config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
         tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
         return config.with_draft_tokens(tokens) if tokens else config
@@ -235,16 +212,6 @@ class Eagle3Config(Kind, DecoderConfig):
             LAYER_IDS: [index + 1 for index in self.target_layer_ids],
             "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
         }
-
-    @classmethod
-    def from_stored(cls, raw: dict[str, Any]) -> "Eagle3Config":
-        config = cls.from_dict(raw)
-        if len(config.target_ids) != config.draft_vocab_size:
-            raise DataError(
-                f"the drafter's config.json has draft_vocab_size {config.draft_vocab_size} and lacks draft_tokens, the"
-                " target's ids of these tokens; restore the file as the run wrote it."
-            )
-        return config
 
     def stored(self) -> dict[str, Any]:
         """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""

@@ -53,7 +53,7 @@ class MarkovConfig(DrafterConfig):
 
     head, title, architecture = "markov", "DSpark", CLASSES[0]
     sglang, vllm = "DSPARK", "dspark"
-    has_head, rank_key, marks = True, "markov_rank", ("markov_rank",)
+    has_head, rank_key = True, "markov_rank"
     own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
     speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
 
@@ -78,21 +78,6 @@ class MarkovConfig(DrafterConfig):
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
         stated = any(name in str(raw.get("architectures")) for name in CLASSES)
         return stated or either(raw, section(raw, "dflash_config"), "projector_type") == PROJECTOR
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> DrafterConfig:
-        """As of DrafterConfig; a file of rank 0 has no head and is that of plain DFlash, shifted as all of these."""
-        nested = section(raw, "dflash_config")
-        if either(raw, nested, "markov_rank") != 0:
-            return super().from_dict(raw)
-        _check_layout(raw, nested)
-        if _confidence(raw, nested)[0]:
-            raise DataError(
-                "the drafter's config.json has markov_rank 0 and enable_confidence_head true; a confidence head"
-                " without a Markov head is not supported."
-            )
-        raw, nested = ({name: part[name] for name in part if name not in cls.own_keys} for part in (raw, nested))
-        return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}})
 
     @classmethod
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:

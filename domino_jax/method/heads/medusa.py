@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from domino_jax.method.config_keys import integer, lacks
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
 from domino_jax.method.losses import Labels, Outputs, Sums, accepted_lengths, cross_entropy
@@ -30,7 +31,6 @@ MEDUSA, ARCHITECTURE = "medusa", "MedusaModel"
 LARGEST_HEADS = 1_024  # far above any public drafter: more are refused before anything is allocated
 # Keys that vLLM acts on, and the values with which the heads are those of this file.
 _VARIANTS = {"hidden_act": SILU, "original_lm_head": (True,)}
-_FIRST_TENSOR, _FIRST_OF_FASTER_DECODING = "blocks.0.layers.0.weight", "0.0.linear.weight"
 _INTEGERS = ("hidden_size", "vocab_size", "num_heads", "num_hidden_layers")
 
 
@@ -75,54 +75,32 @@ class MedusaConfig(Kind):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        """True for the keys, or the tensors, of Medusa heads."""
+        """True for the keys of Medusa heads."""
         stated = "Medusa" in str(raw.get("architectures")) or raw.get("model_type") == MEDUSA
-        return stated or "medusa_num_heads" in raw or not {_FIRST_TENSOR, _FIRST_OF_FASTER_DECODING}.isdisjoint(tensors)
+        return stated or "medusa_num_heads" in raw
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "MedusaConfig":
-        """Reads a parsed config.json in the layout of vLLM and speculators; raises DataError naming a wrong key."""
+    def from_dict(cls, raw: dict[str, Any], target: Qwen3Config | None = None) -> "MedusaConfig":
+        """Reads a parsed config.json in the layout of vLLM and speculators, or with a target in that of FasterDecoding,
+        which names no widths and always has biases; raises DataError naming a wrong key."""
+        if target and "medusa_num_heads" in raw:
+            layers = raw.get("medusa_num_layers", 1)
+            sizes = (target.hidden_size, target.vocab_size, raw["medusa_num_heads"], layers)
+            # Heads with separate matrices have tensors that the table does not name.
+            raw = dict(zip(_INTEGERS, sizes, strict=True)) | {"medusa_fc_bias": True, "original_lm_head": True}
         refuse_values(raw, _VARIANTS)
         missing = [name for name in (*_INTEGERS, "original_lm_head") if raw.get(name) is None]
         if missing:
-            raise DataError(
-                f"the drafter's config.json ({MEDUSA}) lacks {', '.join(missing)}; these are never guessed: add the"
-                " values it was trained with."
-            )
-        for name in _INTEGERS:
-            limit = LARGEST_HEADS if name == "num_heads" else LIMITS[name]
-            if type(raw[name]) is not int or not 0 < raw[name] <= limit:
-                raise DataError(
-                    f"the drafter's config.json has {name} = {quote(raw[name])}; expected an integer from 1 to {limit}."
-                )
+            raise lacks(MEDUSA, *missing)
+        limits = LIMITS | {"num_heads": LARGEST_HEADS}
+        sizes = [integer(name, raw[name], 1, limits[name]) for name in _INTEGERS]
         truncated = raw.get("truncated_vocab_size")
         if truncated not in (None, raw["vocab_size"]):
             raise DataError(
                 f"the drafter's config.json has truncated_vocab_size {quote(truncated)} and vocab_size"
                 f" {raw['vocab_size']}; only heads over the target's whole vocabulary are supported."
             )
-        return cls(*(raw[name] for name in _INTEGERS), bias=read_switch(raw, "medusa_fc_bias"))
-
-    @classmethod
-    def read(cls, raw: dict[str, Any], target: Qwen3Config) -> "MedusaConfig":
-        """from_dict, also of FasterDecoding's files, which name no widths and always have biases."""
-        if "medusa_num_heads" not in raw:
-            names = raw.get("architectures") or [ARCHITECTURE]
-            if names != [ARCHITECTURE]:
-                raise DataError(
-                    f"this Medusa drafter has architectures {quote(names)}; only {ARCHITECTURE} is supported."
-                )
-            return cls.from_dict(raw)
-        implied = {
-            "model_type": MEDUSA,
-            "hidden_size": target.hidden_size,
-            "vocab_size": target.vocab_size,
-            "num_heads": raw["medusa_num_heads"],
-            "num_hidden_layers": raw.get("medusa_num_layers", 1),
-            "medusa_fc_bias": True,
-            "original_lm_head": True,  # heads with separate matrices have tensors that the table does not name
-        }
-        return cls.from_dict(raw | implied)
+        return cls(*sizes, bias=read_switch(raw, "medusa_fc_bias"))
 
     @classmethod
     def for_target(

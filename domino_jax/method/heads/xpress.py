@@ -47,8 +47,7 @@ class XpressConfig(DrafterConfig):
 
     head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
     has_head, own_loss = True, True
-    rank_key, marks = "xpress_rank", ("xpress_rank",)
-    needed = FIELDS[:2]
+    rank_key, own_keys, needed = "xpress_rank", ("xpress_rank",), FIELDS[:2]
     speculators, speculators_class = "xpress", "XPressDraftModel"
     speculators_keys = {name: name for name in ("xpress_rank", "xpress_mlp_ratio")}
     speculators_keys["xpress_num_passes"] = "num_jacobi_passes"
