@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.evals.near_ties import divergences
-from domino_jax.method.losses import LossSettings, Objective, loss_metrics
+from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import propose
 from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings, SamplingParams
@@ -88,8 +88,9 @@ def training_errors(models: Models, arrays, figures) -> dict[str, tuple[float, f
     @jax.jit
     def run(models, share):
         drawn = label_blocks(batch, *blocks, config, settings)
-        sums, gradients = batch_gradients(models, batch, drawn, Objective(settings, share, drawn.labels.weight), 1)
-        return loss_metrics(sums, share), gradients
+        objective = Objective(settings, share, drawn.labels.weight)
+        sums, gradients = batch_gradients(models, batch, drawn, objective, 1)
+        return objective.metrics(sums), gradients
 
     errors = {}
     for key, reference in figures["train"].items():

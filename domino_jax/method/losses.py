@@ -202,11 +202,28 @@ class Objective:
 
     def loss(self, sums: Sums) -> jax.Array:
         """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""
-        return mixed_loss(sums, self.lambda_base, self.weight)
+        mixed = (1.0 - self.lambda_base) * sums["final_loss"] + self.lambda_base * sums["base_loss"]
+        return mixed / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """The metrics of the step from the sums of all its blocks, "loss" among them."""
-        return loss_metrics(sums, self.lambda_base)
+        """The metrics of the step from the sums of all its blocks.
+
+        Returns:
+            {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len",
+            "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a label.
+        """
+        weight = self.weight + EPSILON
+        labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
+        return {
+            "loss": self.loss(sums),
+            "final_loss": sums["final_loss"] / weight,
+            "base_loss": sums["base_loss"] / weight,
+            "accuracy": sums["final_correct"] / labels,
+            "base_accuracy": sums["base_correct"] / labels,
+            "accept_len": sums["final_accepted"] / blocks,
+            "base_accept_len": sums["base_accepted"] / blocks,
+            "lambda_base": jnp.asarray(self.lambda_base, jnp.float32),
+        }
 
 
 def sliced_loss(
@@ -281,29 +298,3 @@ def scan_sum_and_stack(function: Callable[..., tuple[Any, Any]], parts: Any) -> 
         return jax.tree.map(jnp.add, total, summed), stacked
 
     return jax.lax.scan(add, zero, parts)
-
-
-def mixed_loss(sums: Sums, lambda_base: jax.Array, weight: jax.Array) -> jax.Array:
-    """L = (1-λ)F + λG of summed numerators over a summed `weight`; additive over micro-batches that share it."""
-    return ((1.0 - lambda_base) * sums["final_loss"] + lambda_base * sums["base_loss"]) / (weight + EPSILON)
-
-
-def loss_metrics(sums: Sums, lambda_base: jax.Array) -> dict[str, jax.Array]:
-    """The metrics of a step from the sums of its whole batch.
-
-    Returns:
-        {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len",
-        "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a label.
-    """
-    weight = sums["weight"] + EPSILON
-    labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
-    return {
-        "loss": mixed_loss(sums, lambda_base, sums["weight"]),
-        "final_loss": sums["final_loss"] / weight,
-        "base_loss": sums["base_loss"] / weight,
-        "accuracy": sums["final_correct"] / labels,
-        "base_accuracy": sums["base_correct"] / labels,
-        "accept_len": sums["final_accepted"] / blocks,
-        "base_accept_len": sums["base_accepted"] / blocks,
-        "lambda_base": jnp.asarray(lambda_base, jnp.float32),
-    }

@@ -1,9 +1,8 @@
 """Rows of the tables that tell which tensor of a file is which leaf of the parameters (weights/target.py)."""
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -48,14 +47,3 @@ def renamed(name: str, prefixes: Mapping[str, str]) -> str:
     """The name with the first of these prefixes that it has replaced; the name itself where it has none of them."""
     prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
     return name if prefix is None else prefixes[prefix] + name.removeprefix(prefix)
-
-
-def prefix_hint(names: Iterable[str], wanted: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
-    """A sentence if all wanted names are among `names` without a prefix that these share, as of a wrapper; else ""."""
-    names, aliases = list(names), aliases or {}
-    shared = os.path.commonprefix(names)
-    for end in (place + 1 for place, letter in enumerate(shared) if letter == "."):
-        bare = [name[end:] for name in names]
-        if wanted and set(wanted) <= {aliases.get(name, name) for name in bare}:
-            return f" Unknown names begin with {shared[:end]!r}; without it they fit: rename the tensors."
-    return ""

@@ -6,7 +6,6 @@ from typing import Any
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import AnyConfig
-from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 
@@ -28,11 +27,6 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
                 f"the drafter was made for {name} {ours}, but the target has {theirs};"
                 " name the target it was trained with."
             )
-    if config.has_backbone and not 0 <= config.mask_token_id < target.vocab_size:
-        raise DataError(
-            f"the drafter's mask_token_id {config.mask_token_id} is not a row of the target's embedding (vocab_size"
-            f" {target.vocab_size})."
-        )
     last = target.num_hidden_layers - 1
     beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
     if beyond:
@@ -80,12 +74,9 @@ def _fields(config: AnyConfig) -> dict[str, Any]:
 
 def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
     """What two drafters with exchangeable backbones have in common."""
-    names = [field.name for field in dataclasses.fields(DecoderConfig)]
-    names += ["num_target_layers", "block_size", "mask_token_id", "target_layer_ids", "shift_label"]
-    names += ["conv_kernel_size", "conv_group_size"]
-    names += ["input_embedding_scale", "output_multiplier", "final_logit_softcapping"]
+    names = [field.name for field in dataclasses.fields(DrafterConfig)]
     layers = range(config.num_hidden_layers)
-    return {name: getattr(config, name) for name in names} | {
+    return {name: getattr(config, name) for name in names if name not in (*_PER_LAYER, "draft_token_bytes")} | {
         "windows": [config.window(layer) for layer in layers],
         "causal layers": [config.causal(layer) for layer in layers],
     }

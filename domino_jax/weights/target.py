@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, prefix_hint, table_of
+from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, table_of
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.weights import hf
@@ -91,25 +91,14 @@ def _match(
                 wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):
-        hint = prefix_hint(wrong["unknown"], wrong["missing"], aliases)
+        counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
+        hint = ""
         if LM_HEAD in wrong["missing"] and EMBEDDING in expected:
-            hint += " Its tie_word_embeddings is false, so it needs an lm_head."
-        raise DataError(_describe(tensors.folder, wrong, hint))
+            hint = " Its tie_word_embeddings is false, so it needs an lm_head."
+        lines = [f"{tensors.folder}: the tensors are not those that config.json describes ({counts}).{hint}"]
+        lines += [f"{kind}: {hf.list_names(names)}" for kind, names in wrong.items() if names]
+        raise DataError("\n".join(lines))
     return stored_names
-
-
-def _describe(folder: Path, wrong: dict[str, list[str]], hint: str) -> str:
-    """At most five lines: what disagrees, and up to ten names in all, some of each kind."""
-    wrong = {kind: sorted(names) for kind, names in wrong.items() if names}
-    counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items())
-    lines = [f"{folder}: the tensors are not those that config.json describes ({counts}).{hint}"]
-    room, shown = hf.LISTED, {}
-    for left, kind in enumerate(sorted(wrong, key=lambda kind: len(wrong[kind])), start=-len(wrong)):
-        shown[kind] = wrong[kind][: room // -left]
-        room -= len(shown[kind])
-    for kind, names in wrong.items():
-        lines.append(f"{kind}: {', '.join(shown[kind])}{', …' if len(shown[kind]) < len(names) else ''}")
-    return "\n".join(lines)
 
 
 def _load_leaf(

@@ -13,7 +13,7 @@ from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.kinds import KINDS, new_drafter
-from domino_jax.method.losses import LossSettings, Objective, loss_metrics
+from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.pair import Models
 from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.step import DrawnBlocks, corrected, drafter_loss, target_pass
@@ -186,7 +186,7 @@ def dual_loss(models: Models, features, batch, drawn: DrawnBlocks, settings: Los
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
     objective = Objective(settings, share, drawn.labels.weight)
     loss, sums = drafter_loss(models, features, batch, drawn, objective)
-    return loss, loss_metrics(sums, share)
+    return loss, objective.metrics(sums)
 
 
 def row_gradients(models: Models, batch, settings: RowSettings):

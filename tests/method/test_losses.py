@@ -15,7 +15,6 @@ from domino_jax.method.losses import (
     accepted_lengths,
     cross_entropy,
     dpace_weights,
-    loss_metrics,
     sliced_loss,
 )
 from tests.helpers.models import tiny_drafter, tiny_target
@@ -34,7 +33,7 @@ def labelled(labels, weights, config, settings):
 
 def dual_loss(sums, share):
     """(loss, metrics) of a whole batch."""
-    metrics = loss_metrics(sums, share)
+    metrics = Objective(LossSettings(), share, sums["weight"]).metrics(sums)
     return metrics["loss"], metrics
 
 
@@ -193,7 +192,7 @@ def loss_in_slices(settings):
 
     def loss_of(matrix, hidden):
         loss, sums = sliced_loss(toy_outputs, matrix, (hidden,), (labels, HIDDEN @ MATRIX), objective)
-        return loss, loss_metrics(sums, SHARE)
+        return loss, objective.metrics(sums)
 
     return loss_of
 

@@ -234,7 +234,7 @@ class SelectorObjective(Objective):
         """The metrics of a step from the sums of its whole batch.
 
         Returns:
-            "loss"; "base_loss", "base_accuracy" and "base_accept_len" of the backbone's logits, as in loss_metrics;
+            "loss"; "base_loss", "base_accuracy" and "base_accept_len" of the backbone's logits, as of Domino;
             "selector_loss" and "selector_accuracy" over the slots whose label is a candidate, and their share
             "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and "oracle_accept_len" of
             a selector that always finds the label, where both paths end at the first slot without a label and the bonus

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.method.config_keys import WRITTEN_WITH, boolean, integer, listed, public_keys, section
+from domino_jax.method.config_keys import WRITTEN_WITH, integer, listed, public_keys, section, sliding_window
 from domino_jax.method.heads.eagle3_model import Eagle3, Eagle3Settings
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
@@ -19,7 +19,7 @@ from domino_jax.models.decoder_config import (
     refuse_values,
 )
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import EMBEDDING, Entry, prefix_hint, renamed
+from domino_jax.models.tables import EMBEDDING, Entry, renamed
 from domino_jax.runtime.errors import DataError, quote
 
 EAGLE3 = "eagle3"
@@ -139,7 +139,8 @@ class Eagle3Config(Kind, DecoderConfig):
             norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
         if norms["norm_output"] and "speculators_model_type" not in raw:
             log.warning(TWO_MEANINGS)
-        choices = {"draft_vocab_size": size, "sliding_window": _window(raw), **norms}
+        slides = "sliding_attention" in listed("layer_types", raw.get("layer_types") or ())
+        choices = {"draft_vocab_size": size, "sliding_window": sliding_window(raw) if slides else None, **norms}
         config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
         tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
         return config.with_draft_tokens(tokens) if tokens else config
@@ -259,7 +260,7 @@ def _draft_tokens(tensors: Any, config: Eagle3Config) -> np.ndarray:
     if missing:
         raise DataError(
             f"{tensors.folder} lacks {' and '.join(missing)}, which map its {config.draft_vocab_size} draft tokens to"
-            f" the target's {config.vocab_size}.{prefix_hint(tensors, VOCABULARY)}"
+            f" the target's {config.vocab_size}."
         )
     for name, (size, kind) in sizes.items():
         stored = tensors[name]
@@ -273,20 +274,6 @@ def _draft_tokens(tensors: Any, config: Eagle3Config) -> np.ndarray:
     if not np.array_equal(np.flatnonzero(tensors.read(MEMBERS)), tokens):
         raise DataError(f"{tensors.folder}: {OFFSETS} and {MEMBERS} name different tokens; d2t holds offsets.")
     return tokens
-
-
-def _window(raw: dict[str, Any]) -> int | None:
-    """The window of the layer if its type is sliding_attention; readers of these folders ask nothing else."""
-    kinds = listed("layer_types", raw.get("layer_types") or ["full_attention"])
-    if kinds == ["full_attention"] or boolean(raw, {}, "use_sliding_window") is False:
-        return None
-    window = raw.get("sliding_window")
-    if kinds != ["sliding_attention"] or type(window) is not int or window < 1:
-        raise DataError(
-            f"the drafter's config.json ({EAGLE3}) has layer_types {quote(kinds)} and sliding_window {quote(window)};"
-            " expected one full_attention, or one sliding_attention with a window of 1 or more."
-        )
-    return window
 
 
 def default_layer_ids(target_layers: int) -> tuple[int, ...]:

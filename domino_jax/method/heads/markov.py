@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
-from domino_jax.method.config_keys import boolean, either, integer, lacks, refuse_other_layout, section
+from domino_jax.method.config_keys import boolean, either, integer, refuse_other_layout, section
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -24,7 +24,6 @@ from domino_jax.method.losses import (
     Objective,
     Outputs,
     Sums,
-    loss_metrics,
     total_variation,
 )
 from domino_jax.models.layers import with_rows
@@ -53,7 +52,7 @@ class MarkovConfig(DrafterConfig):
 
     head, title, architecture = "markov", "DSpark", CLASSES[0]
     sglang, vllm = "DSPARK", "dspark"
-    has_head, rank_key = True, "markov_rank"
+    has_head, rank_key, needed = True, "markov_rank", ("markov_rank", "markov_head_type")
     own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
     speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
 
@@ -81,12 +80,10 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        values = {name: either(raw, nested, name) for name in ("markov_rank", "markov_head_type")}
-        missing = [name for name, value in values.items() if value is None]
-        if missing:
-            raise lacks(PROJECTOR, *missing)
-        _check_layout(raw, nested)
-        rank, kind = values.values()
+        # Slot k predicts the token after its own, and the head corrects every draft.
+        only = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True}
+        refuse_other_layout(raw, nested, "DSpark", only | {"pure_draft_prefix_len": 0})
+        rank, kind = (either(raw, nested, name) for name in cls.needed)
         kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
         if kind not in MARKOV_KINDS:
             raise DataError(
@@ -124,18 +121,6 @@ class MarkovConfig(DrafterConfig):
         if self.markov_head_type != VANILLA:
             return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
         return self.convolution_refusal()
-
-
-def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
-    # Slot k predicts the token after its own, and the head corrects every draft.
-    only = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True, "pure_draft_prefix_len": 0}
-    refuse_other_layout(raw, nested, "DSpark", only)
-    mode, heads, pairs = either(raw, nested, _ATTENTION), raw.get("num_attention_heads"), raw.get("num_key_value_heads")
-    if mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"):
-        raise DataError(
-            f"the drafter's config.json has attention_mode {quote(mode)} with num_attention_heads {quote(heads)} and"
-            f" num_key_value_heads {quote(pairs)}; gqa means fewer of the latter, mha the same number."
-        )
 
 
 def _confidence(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[bool, bool]:
@@ -283,10 +268,10 @@ class MarkovObjective(Objective):
         return sum(share * sums[name] for share, name in weighted if name in sums) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """Those of loss_metrics without λ; with a target l1_loss, tau_probabilistic (the expected tokens of a round, a
+        """Those of Domino without λ; with a target l1_loss, tau_probabilistic (the expected tokens of a round, a
         mean over blocks with a label), and of all slots with a label teacher_agreement, teacher_top1_prob and
         draft_top1_prob; with a confidence head confidence_loss and confidence_abs_error."""
-        metrics = loss_metrics(sums, jnp.float32(0.0))
+        metrics = super().metrics(sums)
         del metrics["lambda_base"]
         weight = self.weight + EPSILON
         labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
@@ -300,4 +285,4 @@ class MarkovObjective(Objective):
             "draft_top1_prob": ("draft_top1", labels),
         }
         metrics |= {name: sums[key] / divisor for name, (key, divisor) in divisors.items() if key in sums}
-        return {**metrics, "loss": self.loss(sums)}
+        return metrics

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
-from domino_jax.method.config_keys import WRITTEN_WITH, either, integer, optional_integer, shift_label
+from domino_jax.method.config_keys import either, integer, optional_integer, refuse_other_layout, shift_label
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -25,7 +25,6 @@ from domino_jax.method.losses import (
     Outputs,
     Sums,
     cross_entropy,
-    loss_metrics,
     total_variation,
 )
 from domino_jax.models.layers import Linear
@@ -34,7 +33,7 @@ from domino_jax.runtime.errors import DataError
 
 PASSES = 6  # of a file that does not say how many
 MLP_RATIO = 2  # hidden units of a new head's network ÷ its rank, as in the authors' files
-POOL, FIELDS = "xpress_candidate_topc", ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
+FIELDS = ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +84,8 @@ class XpressConfig(DrafterConfig):
     @classmethod
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
         size = either(raw, nested, "block_size")
-        mixed, pool = optional_integer(raw, nested, "xpress_block_size", size), optional_integer(raw, nested, POOL, 0)
-        if mixed != size:
-            sizes = f"block_size {size} and xpress_block_size {mixed}"
-            raise DataError(f"the drafter's config.json has {sizes}, and the head serves one size; {WRITTEN_WITH}")
-        if pool:
-            change = "a head of candidates alone is not supported; set it to 0 (decode.head_candidates does the like)"
-            raise DataError(f"the drafter's config.json has {POOL} {pool}: {change}.")
+        # A mixer of another size, and drafts among a few candidates alone, as the authors' code has them too.
+        refuse_other_layout(raw, nested, "xPress", {"xpress_block_size": size, "xpress_candidate_topc": 0})
         values = {name: optional_integer(raw, nested, name, PASSES) for name in FIELDS}
         return {"shift_label": bool(shift_label(raw, nested)), **values}
 
@@ -272,15 +266,15 @@ class XpressObjective(Objective):
         return total / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """Those of loss_metrics without λ; the terms of the loss and their parts, without weights (docs/heads.md); over
+        """Those of Domino without λ; the terms of the loss and their parts, without weights (docs/heads.md); over
         all labels accept_rate and base_accept_rate, Σ min(p, q) of F⁰ and U."""
-        metrics = loss_metrics(sums, jnp.float32(0.0))
+        metrics = super().metrics(sums)
         del metrics["lambda_base"]
         sums = sums | {"consistency_loss": _consistency(sums)}
         metrics |= {name: value / (self.weight + EPSILON) for name, value in sums.items() if name.endswith("_loss")}
         labels = jnp.maximum(sums["labels"], 1.0)
         metrics |= {name: value / labels for name, value in sums.items() if name.endswith("accept_rate")}
-        return metrics | {"loss": self.loss(sums)}
+        return metrics
 
 
 def _consistency(sums: Sums) -> jax.Array | float:
