@@ -14,10 +14,8 @@ from domino_jax.method.pair import TargetRows
 from domino_jax.models import attention
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
-from tests.helpers.golden_files import raw_config
+from tests.helpers.golden_files import raw_config, target_config
 from tests.helpers.models import load_golden
-
-TARGET_LAYERS = 6  # of the golden target
 
 
 def config_of(**changes) -> Eagle3Config:
@@ -26,7 +24,7 @@ def config_of(**changes) -> Eagle3Config:
     for key, value in changes.items():
         raw[key] = {**(raw[key] or {}), **value} if isinstance(value, dict) and key in raw else value
     plain = {key: value for key, value in raw.items() if value != "absent"}
-    return Eagle3Config.from_dict(plain, TARGET_LAYERS)
+    return Eagle3Config.from_dict(plain, target_config("eagle3"))
 
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"

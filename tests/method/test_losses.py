@@ -83,18 +83,6 @@ def test_the_weight_of_many_blocks_is_as_exact_as_float32_is():
     np.testing.assert_allclose(jax.jit(lambda labels: labels.weight)(labels), exact, rtol=3e-7)
 
 
-def test_sums_of_one_block_by_hand():
-    """Slot 0 has p(label 0) = 9/12; slots 1 and 2 are flat, p = 1/4; slot 3 has no weight."""
-    sums = uniform_blocks([[0, 1, 2, 3]], [[1, 1, 1, 0]], right=[(0, 0)])
-    np.testing.assert_allclose(sums["final_loss"], np.log(12 / 9) + 2 * np.log(4), rtol=1e-6)
-    np.testing.assert_allclose(sums["base_loss"], 3 * np.log(4), rtol=1e-6)
-    assert float(sums["weight"]) == 3.0
-    assert (float(sums["labels"]), float(sums["blocks"])) == (3.0, 1.0)
-    # flat logits choose token 0, so only slot 0 is right in both
-    assert (float(sums["final_correct"]), float(sums["base_correct"])) == (1.0, 1.0)
-    assert (float(sums["final_accepted"]), float(sums["base_accepted"])) == (2.0, 2.0)
-
-
 def test_a_batch_without_any_label_has_loss_zero_and_no_nan():
     loss, metrics = dual_loss(uniform_blocks([[0, 1, 2, 3]], [[0, 0, 0, 0]]), jnp.float32(0.5))
     assert float(loss) == 0.0

@@ -32,12 +32,6 @@ def z():
     return jax.random.normal(jax.random.key(0), (1, BLOCK, 32))
 
 
-@pytest.mark.parametrize("slot", [0, 2, 5])
-def test_a_token_moves_its_slot_and_those_after_it(z, slot):
-    moved = np.abs(codes(z, TOKENS.at[0, slot].set(50)) - codes(z, TOKENS)).max(axis=-1) > 1e-6
-    assert moved.tolist() == [place >= slot for place in range(BLOCK)]
-
-
 def test_steps_with_lanes_give_the_codes_of_a_whole_block(z):
     """As in a tree: every lane has its own tokens before the slots."""
     module, params = head()
