@@ -16,6 +16,7 @@ from domino_jax.method.config_keys import (
     listed,
     number,
     public_keys,
+    refuse,
     refuse_variants,
     section,
     shift_label,
@@ -37,8 +38,6 @@ _NEUTRAL = {**dict.fromkeys(CONVOLUTION, 0), "input_embedding_scale": 1.0, "outp
 LARGEST_BLOCK, LARGEST_RANK = 4_096, 65_536
 # Early files and those of speculators keep the head's tensors under these.
 _HEAD_PREFIXES = ("logit_head.", "logits_correction.")
-# (whether it is so, what is wrong)
-Problems = list[tuple[bool, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +98,6 @@ class DrafterConfig(Kind, DecoderConfig):
     def num_drafts(self) -> int:
         """M, tokens drafted per round: G shifted, G-1 unshifted."""
         return self.block_size - self.first_slot
-
-    @property
-    def most_drafts(self) -> int:
-        """The largest number of drafts that a round may ask for; here all that it makes."""
-        return self.num_drafts
 
     @property
     def suffix_start(self) -> int:
@@ -251,63 +245,48 @@ class DrafterConfig(Kind, DecoderConfig):
         return shifted, {"shift_label": self.shift_label, **shifted}
 
     def check(self) -> None:
-        """Raises DataError for values that contradict each other."""
-        last, taps, group = self.num_target_layers - 1, self.conv_kernel_size, self.conv_group_size
-        problems = [
-            (
-                not 2 <= self.block_size <= LARGEST_BLOCK,
-                f"block_size {self.block_size} must be in 2..{LARGEST_BLOCK}: an anchor and a draft at least",
-            ),
-            (
-                self.has_head and not 1 <= self.head_rank <= LARGEST_RANK,
+        """Raises DataError for values that contradict each other; a head adds its own."""
+        ids, last, taps = list(self.target_layer_ids), self.num_target_layers - 1, self.conv_kernel_size
+        size, types = self.block_size, set(self.layer_types)
+        refuse(not 2 <= size <= LARGEST_BLOCK, f"block_size {size} must be in 2..{LARGEST_BLOCK}")
+        if self.has_head:
+            refuse(
+                not 1 <= self.head_rank <= LARGEST_RANK,
                 f"{self.rank_key} {self.head_rank} must be in 1..{LARGEST_RANK}",
-            ),
-            (
-                len(set(self.target_layer_ids)) != len(self.target_layer_ids) or not self.target_layer_ids,
-                f"target_layer_ids {list(self.target_layer_ids)} must be distinct and at least one",
-            ),
-            (
-                any(not 0 <= index < last for index in self.target_layer_ids),
-                f"target_layer_ids {list(self.target_layer_ids)} must be in 0..{last - 1}: the target has {last + 1}"
-                " layers, and the last one's public hidden state is already normed",
-            ),
-            (
-                not 0 <= self.mask_token_id < self.vocab_size,
-                f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
-            ),
-            (
-                bool(self.layer_types) and len(self.layer_types) != self.num_hidden_layers,
-                f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}",
-            ),
-            (
-                not set(self.layer_types) <= {"full_attention", "sliding_attention"},
-                f"layer_types {sorted(set(self.layer_types))} may hold full_attention and sliding_attention only",
-            ),
-            (
-                "sliding_attention" in self.layer_types and (self.sliding_window or 0) < 1,
-                "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a"
-                " window of at least 1",
-            ),
-            (
-                self.only_shift not in (None, self.shift_label),
-                f"head {self.head} has shift_label {self.shift_label}, but its drafters always have {self.only_shift}",
-            ),
-            (
-                not 0 <= taps <= self.block_size,
-                f"conv_kernel_size {taps} is not in 0..{self.block_size}, the block_size (0: no convolutions)",
-            ),
-            (
-                taps > 0 and (group < 1 or self.hidden_size % group != 0),
-                f"conv_group_size {group} does not divide hidden_size {self.hidden_size}",
-            ),
-        ]
-        for wrong, message in [*problems, *self.problems()]:
-            if wrong:
-                raise DataError(f"drafter config: {message}.")
-
-    def problems(self) -> Problems:
-        """What is wrong with the head."""
-        return []
+            )
+        refuse(len(set(ids)) != len(ids) or not ids, f"target_layer_ids {ids} must be distinct and at least one")
+        refuse(
+            any(not 0 <= index < last for index in ids),
+            f"target_layer_ids {ids} must be in 0..{last - 1}: the target has {last + 1} layers, and the last one's"
+            " public hidden state is already normed",
+        )
+        refuse(
+            not 0 <= self.mask_token_id < self.vocab_size,
+            f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
+        )
+        refuse(
+            len(self.layer_types) not in (0, self.num_hidden_layers),
+            f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}",
+        )
+        refuse(
+            not types <= {"full_attention", "sliding_attention"},
+            f"layer_types {sorted(types)} may hold full_attention and sliding_attention only",
+        )
+        refuse(
+            "sliding_attention" in types and (self.sliding_window or 0) < 1,
+            "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a window",
+        )
+        refuse(
+            self.only_shift not in (None, self.shift_label),
+            f"head {self.head} has shift_label {self.shift_label}, but its drafters always have {self.only_shift}",
+        )
+        refuse(
+            not 0 <= taps <= size, f"conv_kernel_size {taps} is not in 0..{size}, the block_size (0: no convolutions)"
+        )
+        refuse(
+            taps > 0 and (self.conv_group_size < 1 or self.hidden_size % self.conv_group_size != 0),
+            f"conv_group_size {self.conv_group_size} does not divide hidden_size {self.hidden_size}",
+        )
 
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         head = [entry.name for entry in table if entry.path[0] == "head"]

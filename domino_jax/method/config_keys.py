@@ -28,6 +28,12 @@ _VARIANTS = {
 WRITTEN_WITH = "use the config.json that was written with these weights."
 
 
+def refuse(wrong: bool, message: str) -> None:
+    """Raises DataError with this message about a drafter's config if something is wrong."""
+    if wrong:
+        raise DataError(f"drafter config: {message}.")
+
+
 def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
     stated = [place[name] for place in (raw, nested) if place.get(name) is not None]

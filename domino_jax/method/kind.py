@@ -47,6 +47,11 @@ class Kind:
         """The target's ids of the draft vocabulary, int32, ascending; empty: all tokens can be drafted."""
         return np.frombuffer(self.draft_token_bytes, np.int32)
 
+    @property
+    def most_drafts(self) -> int:
+        """The largest number of drafts that a round may ask for; all that it makes, where nothing else is said."""
+        return self.num_drafts
+
     def with_vocabulary(self, tokens: np.ndarray) -> Any:
         """The config of a drafter whose parameters hold these tokens' columns alone."""
         return dataclasses.replace(self, draft_token_bytes=tokens.astype(np.int32).tobytes())

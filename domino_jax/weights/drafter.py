@@ -4,6 +4,7 @@
 target's.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 
 
+@functools.lru_cache(maxsize=16)  # tracing takes half a second
 def drafter_table(config: AnyConfig) -> list[Entry]:
     """Every tensor of floats of a drafter of this config."""
     drafter = new_drafter(config)

@@ -6,6 +6,7 @@ list, or less than it lists, is an error: no leaf ever keeps a random initial va
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ Sharding = None | jax.sharding.Sharding | Callable[[tuple[str, ...], tuple[int, 
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 
+@functools.lru_cache(maxsize=16)
 def target_table(config: Qwen3Config) -> list[Entry]:
     """Every tensor of a target of this config."""
     one = Qwen3(dataclasses.replace(config, num_hidden_layers=1))  # all layers are alike, and tracing takes time

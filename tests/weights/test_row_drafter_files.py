@@ -125,9 +125,8 @@ ABSOLUTE = stored_tensors("eagle3", "drafter")["t2d"].nonzero()[0]
     [
         ({"d2t": ABSOLUTE}, "holds offsets|d2t holds offsets"),
         ({"d2t": np.zeros(64, np.int64)}, "d2t and t2d name different tokens"),
-        ({"d2t": np.zeros(63, np.int64)}, r"d2t is I64 \[63\], but config.json describes I64 \[64\]"),
-        ({"d2t": np.zeros(64, np.float32)}, r"d2t is F32 \[64\]"),
-        ({"t2d": np.ones(64, bool)}, r"t2d is BOOL \[64\], but config.json describes BOOL \[260\]"),
+        ({"d2t": np.zeros(63, np.int64)}, "63 tokens, but draft_vocab_size is 64"),
+        ({"t2d": np.ones(64, bool)}, "d2t and t2d name different tokens"),
     ],
 )
 def test_a_draft_vocabulary_that_does_not_fit_is_refused(tmp_path, tensors, message):

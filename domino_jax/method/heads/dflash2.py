@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from domino_jax.method.candidates import Candidates, largest
-from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig, Problems
-from domino_jax.method.config_keys import either, integer, refuse_other_layout
+from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig
+from domino_jax.method.config_keys import either, integer, refuse, refuse_other_layout
 from domino_jax.method.head import Head
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -85,13 +85,10 @@ class Dflash2Config(DrafterConfig):
     def candidates(self, wanted: int) -> int:
         return self.selector_top_k
 
-    def problems(self) -> Problems:
-        return [
-            (
-                not 1 <= self.selector_top_k <= self.vocab_size,
-                f"selector_top_k {self.selector_top_k} is not in 1..{self.vocab_size}, the vocab_size",
-            ),
-        ]
+    def check(self) -> None:
+        super().check()
+        count, vocab = self.selector_top_k, self.vocab_size
+        refuse(not 1 <= count <= vocab, f"selector_top_k {count} is not in 1..{vocab}, the vocab_size")
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return Selector(self, dtype, whole)

@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
-from domino_jax.method.config_keys import either, lacks, optional_integer, section, shift_label
+from domino_jax.method.config import LARGEST_RANK, DrafterConfig
+from domino_jax.method.config_keys import either, lacks, optional_integer, refuse, section, shift_label
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.models.layers import with_rows
@@ -75,18 +75,14 @@ class DominoConfig(DrafterConfig):
         head = {"projector_type": self.head, **{name: getattr(self, name) for name in names}}
         return {}, {"shift_label": self.shift_label, **head}
 
-    def problems(self) -> Problems:
-        return [
-            (
-                self.pure_draft_prefix_len < 0 or self.suffix_start >= self.block_size,
-                f"pure_draft_prefix_len {self.pure_draft_prefix_len} must be 0 or more and leave the head a slot of"
-                f" block_size {self.block_size}",
-            ),
-            (
-                not 1 <= self.gru_hidden_dim <= LARGEST_RANK,
-                f"gru_hidden_dim {self.gru_hidden_dim} must be in 1..{LARGEST_RANK}",
-            ),
-        ]
+    def check(self) -> None:
+        super().check()
+        prefix, size, state = self.pure_draft_prefix_len, self.block_size, self.gru_hidden_dim
+        refuse(
+            prefix < 0 or self.suffix_start >= size,
+            f"pure_draft_prefix_len {prefix} must be 0 or more and leave the head a slot of block_size {size}",
+        )
+        refuse(not 1 <= state <= LARGEST_RANK, f"gru_hidden_dim {state} must be in 1..{LARGEST_RANK}")
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return DominoHead(self, dtype, whole)

@@ -227,8 +227,20 @@ class Eagle3Config(Kind, DecoderConfig):
         return {renamed(entry.name, {LAYER: VLLM_LAYER}): entry.name for entry in table}
 
     def with_tensors(self, tensors: Any) -> "Eagle3Config":
-        """The config with the draft vocabulary of a folder (weights/hf.py)."""
-        return self.with_draft_tokens(_draft_tokens(tensors, self))
+        """The config with the draft vocabulary of a folder (weights/hf.py), from d2t, against which t2d is checked."""
+        missing = [name for name in VOCABULARY if name not in tensors]
+        if self.draft_vocab_size == self.vocab_size and len(missing) == len(VOCABULARY):
+            return self
+        if missing:
+            raise DataError(
+                f"{tensors.folder} lacks {' and '.join(missing)}, which map its {self.draft_vocab_size} draft tokens to"
+                f" the target's {self.vocab_size}."
+            )
+        offsets = tensors.read(OFFSETS)
+        config = self.with_draft_tokens(np.arange(offsets.size) + offsets)
+        if not np.array_equal(np.flatnonzero(tensors.read(MEMBERS)), config.target_ids):
+            raise DataError(f"{tensors.folder}: {OFFSETS} and {MEMBERS} name different tokens; d2t holds offsets.")
+        return config
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
         """d2t and t2d as they are stored."""
@@ -248,32 +260,6 @@ class Eagle3Config(Kind, DecoderConfig):
 
     def sglang_refusal(self) -> str | None:
         return "SGLang does not know norm_before_residual" if self.norm_before_residual else None
-
-
-def _draft_tokens(tensors: Any, config: Eagle3Config) -> np.ndarray:
-    """The target's ids of the draft vocabulary, from d2t, against which t2d is checked."""
-    sizes = {OFFSETS: (config.draft_vocab_size, "I64"), MEMBERS: (config.vocab_size, "BOOL")}
-    whole = config.draft_vocab_size == config.vocab_size
-    if whole and not set(VOCABULARY) & set(tensors):
-        return np.arange(config.vocab_size)
-    missing = [name for name in VOCABULARY if name not in tensors]
-    if missing:
-        raise DataError(
-            f"{tensors.folder} lacks {' and '.join(missing)}, which map its {config.draft_vocab_size} draft tokens to"
-            f" the target's {config.vocab_size}."
-        )
-    for name, (size, kind) in sizes.items():
-        stored = tensors[name]
-        if stored.shape != (size,) or stored.dtype != kind:
-            raise DataError(
-                f"{tensors.folder}: {name} is {stored.dtype} {list(stored.shape)}, but config.json describes {kind}"
-                f" {[size]} (draft_vocab_size {config.draft_vocab_size}, vocab_size {config.vocab_size})."
-            )
-    tokens = np.arange(config.draft_vocab_size) + tensors.read(OFFSETS)
-    config.with_draft_tokens(tokens)  # refuses ids that do not fit
-    if not np.array_equal(np.flatnonzero(tensors.read(MEMBERS)), tokens):
-        raise DataError(f"{tensors.folder}: {OFFSETS} and {MEMBERS} name different tokens; d2t holds offsets.")
-    return tokens
 
 
 def default_layer_ids(target_layers: int) -> tuple[int, ...]:

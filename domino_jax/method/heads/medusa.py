@@ -65,10 +65,6 @@ class MedusaConfig(Kind):
         return self.num_heads
 
     @property
-    def most_drafts(self) -> int:
-        return self.num_heads
-
-    @property
     def block_size(self) -> int:
         """Rows of the pass that verifies a whole draft, the anchor's included."""
         return self.num_heads + 1

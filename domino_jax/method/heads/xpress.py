@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
-from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
-from domino_jax.method.config_keys import either, integer, optional_integer, refuse_other_layout, shift_label
+from domino_jax.method.config import LARGEST_RANK, DrafterConfig
+from domino_jax.method.config_keys import either, integer, optional_integer, refuse, refuse_other_layout, shift_label
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -108,11 +108,11 @@ class XpressConfig(DrafterConfig):
         keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size}
         return {**keys, **{name: getattr(self, name) for name in FIELDS}}, {}
 
-    def problems(self) -> Problems:
-        return [
-            (not 1 <= value <= LARGEST_RANK, f"{name} {value} must be in 1..{LARGEST_RANK}")
-            for name, value in ((name, getattr(self, name)) for name in FIELDS)
-        ]
+    def check(self) -> None:
+        super().check()
+        for name in FIELDS:
+            value = getattr(self, name)
+            refuse(not 1 <= value <= LARGEST_RANK, f"{name} {value} must be in 1..{LARGEST_RANK}")
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return XpressHead(self, dtype, whole)
