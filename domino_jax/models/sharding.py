@@ -41,18 +41,10 @@ MATRICES = {
     "gate_proj": ("width", "mlp"),
     "up_proj": ("width", "mlp"),
     "down_proj": ("mlp", "width"),
-    "fc": ("width", None),
-    "kernel_projection": ("width", None),
-    "weight_ih": ("width", None),
-    "weight_hh": ("width", None),
-    "down": ("width", None),
-    "gate": ("width", None),
-    "joint": ("width", None),
-    "hidden_projection": ("width", None),
     "predecessor": ("vocab", "width"),
     "up": ("width", "vocab"),
-    "linear": ("width", None),
 }
+ANY_MATRIX = ("width", None)  # of all other modules
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -129,10 +121,10 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
     """(names on the way to a parameter, its shape) → its sharding, for reading weights straight to their devices."""
 
     def place(path: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-        modules = [name for name in path if name in MATRICES]
-        if len(shape) != 2 or not modules:
+        if len(shape) != 2:
             return replicated(mesh)
-        return NamedSharding(mesh, _fitting(mesh.shape, MATRICES[modules[-1]], shape, kv_heads))
+        axes = [MATRICES[name] for name in path if name in MATRICES]
+        return NamedSharding(mesh, _fitting(mesh.shape, axes[-1] if axes else ANY_MATRIX, shape, kv_heads))
 
     return place
 
@@ -205,11 +197,10 @@ def gathered(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax
         kv_heads: K where the matrix makes keys or values; a tensor axis that does not divide K leaves it whole.
     """
     shape = _mesh_shape()
-    axes = MATRICES.get(module)
-    if shape is None or axes is None:
+    if shape is None:
         return matrix
     whole = ["kv_heads"] if kv_heads is not None and kv_heads % shape["tensor"] else []
-    stored = tuple(None if axis in whole else axis for axis in axes)
+    stored = tuple(None if axis in whole else axis for axis in MATRICES.get(module, ANY_MATRIX))
     return _relaid(matrix, tuple(None if axis == "width" else axis for axis in stored), stored)
 
 
