@@ -92,7 +92,7 @@ class Section(config_dict.ConfigDict):
         while root.above is not None:
             dotted = f"{next(key for key, part in root.above.items() if part is root)}.{dotted}"
             root = root.above
-        if near := difflib.get_close_matches(dotted, [key for key, _, _ in walk(root)], n=2):
+        if near := difflib.get_close_matches(dotted, [key for key, _, _ in walk(root)], n=3):
             return f"Did you mean {' or '.join(f'config.{key}' for key in near)}?"
         return f"There is {', '.join(sorted(self))}."
 

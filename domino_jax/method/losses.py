@@ -141,6 +141,21 @@ class Outputs(NamedTuple):
     extra: Any = None
 
 
+class Parts(NamedTuple):
+    """What `sliced_loss` cuts into slices.
+
+    outputs_of: (params, *slice of inputs, slice of states) → Outputs [B, n, G, ...].
+    params: the trained parameters that outputs_of reads.
+    inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
+    states: a tree of arrays [B, A, ...] or None, which do not.
+    """
+
+    outputs_of: Callable[..., Outputs]
+    params: Any
+    inputs: tuple
+    states: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """What a step minimises and reports: the loss of Domino, (1-λ)F + λG, or by a subclass the loss of another head.
@@ -152,28 +167,20 @@ class Objective:
     lambda_base: jax.Array
     weight: jax.Array
 
-    runs_head = False  # `outputs` runs the whole head again in each slice, not its last matrix alone
-
     @property
     def slice_blocks(self) -> int:
         return self.settings.slice_blocks
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array) -> Any:
-        """What else the loss of a head reads of its blocks, a tree of float arrays [B, A, ...].
+    def parts(
+        self, usual: Parts, models: Any, base_logits: Callable[[Hidden], Logits], labels: Labels, before: jax.Array
+    ) -> Parts:
+        """The forward pass of a batch, which the loss of another head may change.
 
         Args:
-            models: pair.Models.  z: [B, A, G, D].  before: int32 [B, A, T], the tokens before the slots that the head
-                sees.
-        """
-        return None
-
-    def outputs(
-        self, models: Any, unembed: Callable[[Hidden], Logits], labels: Labels, before: jax.Array, usual: tuple
-    ) -> tuple:
-        """(outputs_of, states) of `sliced_loss`, which the loss of another head may change.
-
-        Args:
-            unembed: z → base logits.  before: as for `extra`.  usual: (outputs_of, states) of Domino.
+            usual: of Domino, with inputs (z [B, A, G, D], codes [B, A, M, E] or None); of the head it reads the last
+                matrix alone.
+            models: pair.Models.  base_logits: z → base logits.
+            before: int32 [B, A, T], the tokens before the slots that the head sees.
         """
         return usual
 
@@ -226,13 +233,7 @@ class Objective:
         }
 
 
-def sliced_loss(
-    outputs_of: Callable[..., Outputs],
-    params: Any,
-    inputs: Any,
-    frozen: tuple[Labels, Any],
-    objective: Objective,
-) -> tuple[jax.Array, Sums]:
+def sliced_loss(parts: Parts, labels: Labels, objective: Objective) -> tuple[jax.Array, Sums]:
     """(loss, block_sums) of all blocks, `objective.slice_blocks` of each row at a time.
 
     When it is differentiated, the gradient of a slice is computed beside its logits, and the backward pass only
@@ -241,29 +242,24 @@ def sliced_loss(
 
     Slices are cut along the anchors and never along the rows: every device works on its own rows in every slice. Zeros
     fill the last slice, as blocks without a label.
-
-    Args:
-        outputs_of: (params, *slice of inputs, slice of states) → outputs [B, n, G, ...].
-        params: the trained parameters that outputs_of reads.
-        inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
-        frozen: the labels [B, A, G] and the states [B, A, ...] or None, which do not.
     """
-    size = min(objective.slice_blocks, frozen[0].ids.shape[1])
+    blocks = labels.ids.shape[1]
+    size = min(objective.slice_blocks, blocks)
 
     def row_losses(params, inputs, labels, states):
-        outputs = outputs_of(params, *inputs, states)
+        outputs = parts.outputs_of(params, *inputs, states)
         sums = jax.vmap(objective.block_sums)(outputs, labels)
         return objective.loss(sums), sums
 
-    def parts(inputs):
-        return jax.tree.map(lambda x: cut(x, 1, size), (inputs, *frozen))
+    def slices(inputs):
+        return jax.tree.map(lambda x: cut(x, 1, size), (inputs, labels, parts.states))
 
     def total(rows):
         return jax.tree.map(lambda x: x.sum(axis=0), rows)  # once, after the slices: rows are spread over devices
 
     @jax.custom_vjp
     def loss_of(params, inputs):
-        return total(scan_sum(functools.partial(row_losses, params), parts(inputs)))
+        return total(scan_sum(functools.partial(row_losses, params), slices(inputs)))
 
     def with_gradients(params, inputs):
         def of_slice(inputs, labels, states):
@@ -272,15 +268,14 @@ def sliced_loss(
             of_params, of_inputs = pull_back(jnp.ones_like(losses))
             return (losses, sums, of_params), of_inputs
 
-        (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, parts(inputs))
-        blocks = frozen[0].ids.shape[1]
+        (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, slices(inputs))
         return total((losses, sums)), (of_params, jax.tree.map(lambda x: joined(x, 1, blocks), of_inputs))
 
     def backward(gradients, cotangents):
         return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)
 
     loss_of.defvjp(with_gradients, backward)
-    return loss_of(params, inputs)
+    return loss_of(parts.params, parts.inputs)
 
 
 def scan_sum(function: Callable[..., Any], parts: Any) -> Any:

@@ -6,12 +6,12 @@ the slots. The same slices bound how many logits are in memory.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.losses import Labels, Outputs, Sums, sliced_loss
+from domino_jax.method.losses import Labels, Parts, Sums, sliced_loss
 from domino_jax.method.pair import Models
 from domino_jax.models.shapes import Features, Hidden, Logits
 
@@ -33,16 +33,6 @@ class RowSettings:
         raise NotImplementedError
 
 
-class RowOutputs(NamedTuple):
-    """What `sliced_loss` needs of the rows of a batch: the parameters that outputs_of reads, z [B, S, J, D] and the
-    states [B, S, ...] or None."""
-
-    outputs_of: Callable[..., Outputs]
-    params: dict
-    z: jax.Array
-    states: jax.Array | None
-
-
 @dataclasses.dataclass(frozen=True)
 class RowObjective:
     """What a step on rows minimises and reports.
@@ -60,15 +50,15 @@ class RowObjective:
         """The scalar to minimise, of sums of any part of the rows: additive over slices and micro-batches."""
         return jnp.sum(self.scale * sums["losses"], axis=-1)
 
-    def outputs(
+    def parts(
         self,
         models: Models,
         unembed: Callable[[Hidden], Logits],
         features: Features | None,
         batch: dict[str, jax.Array],
         hidden: Hidden,
-    ) -> RowOutputs:
-        """The forward pass of a batch. features, hidden: as for row_loss."""
+    ) -> Parts:
+        """The forward pass of a batch, with inputs (z [B, S, J, D],). features, hidden: as for row_loss."""
         raise NotImplementedError
 
 
@@ -98,8 +88,7 @@ def row_loss(
     def unembed(rows):
         return models.target.apply({"params": head_params}, rows, method="unembed")
 
-    outputs_of, params, z, states = objective.outputs(models, unembed, features, batch, hidden)
-    return sliced_loss(outputs_of, params, (z,), (labels, states), objective)
+    return sliced_loss(objective.parts(models, unembed, features, batch, hidden), labels, objective)
 
 
 def numbered(name: str, values: jax.Array) -> dict[str, jax.Array]:

@@ -21,6 +21,7 @@ from domino_jax.method.losses import (
     LossSettings,
     Objective,
     Outputs,
+    Parts,
     Sums,
     scan_sum,
     sliced_loss,
@@ -124,18 +125,16 @@ def drafter_loss(
         )
         codes = models.block_codes(z, before)
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
-    extra = objective.extra(models, z, before)
-    # Where the rest of the head has run, zeros would be summed for its weights in every slice.
-    head = models.drafter_params["head"] if config.has_head else {}
-    head = {name: weights for name, weights in head.items() if name == "up" or objective.runs_head}
 
-    def outputs_of(params, z, codes, extra, states):
+    def outputs_of(params, z, codes, states):
         base = base_logits(z)
         final = corrected(drafter, {"head": params}, base, codes)
-        return Outputs(base, final, None if states is None else unembed(states), extra)
+        return Outputs(base, final, None if states is None else unembed(states))
 
-    outputs_of, states = objective.outputs(models, base_logits, labels, before, (outputs_of, states))
-    return sliced_loss(outputs_of, head, (z, codes, extra), (labels, states), objective)
+    # The rest of the head has run: zeros would be summed for its weights in every slice.
+    params = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
+    usual = Parts(outputs_of, params, (z, codes), states)
+    return sliced_loss(objective.parts(usual, models, base_logits, labels, before), labels, objective)
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:

@@ -18,7 +18,7 @@ from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_states
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.heads.xpress import XpressSettings
-from domino_jax.method.losses import Labels, LossSettings, Outputs
+from domino_jax.method.losses import Labels, LossSettings, Outputs, Parts
 from domino_jax.method.row_losses import shifted
 from domino_jax.method.step import batch_gradients, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models
@@ -131,7 +131,7 @@ def selector_arrays(name: str) -> dict[str, np.ndarray]:
         z, codes = models.drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs)
         teacher = Teacher(labels.ids[:, :, 1:], jnp.take_along_axis(tokens, anchors, axis=1))
         outputs = selector_outputs(models, models.draft_logits)
-        extra = outputs(models.drafter_params["head"], z, codes, None, teacher).extra
+        extra = outputs(models.drafter_params["head"], z, codes, teacher).extra
         return {
             "block_hidden": z,
             "unary_logits": models.draft_logits(z),
@@ -170,9 +170,9 @@ def xpress_arrays(name: str) -> dict[str, np.ndarray]:
 
     @jax.jit
     def run(models, z, base):
-        usual = (lambda *_: Outputs(base, base)), None
-        outputs_of, states = objective.outputs(models, models.draft_logits, None, before, usual)
-        rounds = outputs_of(models.drafter_params["head"], z, None, None, states).extra[0]
+        usual = Parts(lambda *_: Outputs(base, base), {}, (z, None))
+        parts = objective.parts(usual, models, models.draft_logits, None, before)
+        rounds = parts.outputs_of(parts.params, *parts.inputs, parts.states).extra[0]
         choices = jnp.argmax(jnp.stack([base, *rounds[:-1]]), axis=-1)
         return rounds[-1], choices
 

@@ -179,7 +179,7 @@ def loss_in_slices(settings):
     objective = Objective(settings, SHARE, labels.weight)
 
     def loss_of(matrix, hidden):
-        loss, sums = sliced_loss(toy_outputs, matrix, (hidden,), (labels, HIDDEN @ MATRIX), objective)
+        loss, sums = sliced_loss(losses.Parts(toy_outputs, matrix, (hidden,), HIDDEN @ MATRIX), labels, objective)
         return loss, objective.metrics(sums)
 
     return loss_of

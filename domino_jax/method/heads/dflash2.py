@@ -24,6 +24,7 @@ from domino_jax.method.losses import (
     LossSettings,
     Objective,
     Outputs,
+    Parts,
     Sums,
     accepted_lengths,
     cross_entropy,
@@ -220,9 +221,9 @@ class SelectorObjective(Objective):
             "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * has_label),
         }
 
-    def outputs(self, models: Models, unembed: Callable, labels: Labels, before: jax.Array, usual: tuple) -> tuple:
-        first = models.drafter.config.first_slot
-        return selector_outputs(models, unembed), Teacher(labels.ids[:, :, first:], before[:, :, 0])
+    def parts(self, usual: Parts, models: Models, base_logits: Any, labels: Labels, before: jax.Array) -> Parts:
+        teacher = Teacher(labels.ids[:, :, models.drafter.config.first_slot :], before[:, :, 0])
+        return usual._replace(outputs_of=selector_outputs(models, base_logits), states=teacher)
 
     def loss(self, sums: Sums) -> jax.Array:
         return (sums["base_loss"] + self.settings.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
@@ -252,7 +253,7 @@ class SelectorObjective(Objective):
 
 
 def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
-    """outputs_of for `sliced_loss`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], None, Teacher) → Outputs.
+    """outputs_of of `Parts`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], Teacher) → Outputs.
 
     Args:
         models: its head's parameters give the drafted paths, without a gradient.
@@ -261,7 +262,7 @@ def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Cal
     config = models.drafter.config
     drafting = models.replace(drafter_params=jax.lax.stop_gradient(models.drafter_params))
 
-    def outputs_of(params, z: Hidden, codes: jax.Array, _: None, teacher: Teacher) -> Outputs:
+    def outputs_of(params, z: Hidden, codes: jax.Array, teacher: Teacher) -> Outputs:
         z = z[:, :, config.first_slot :]
         base = unembed(z)
         served = largest(jax.lax.stop_gradient(base), config.selector_top_k)

@@ -13,9 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.losses import Labels, Outputs, Sums
+from domino_jax.method.losses import Labels, Outputs, Parts, Sums
 from domino_jax.method.pair import Models, TargetRows
-from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowOutputs, RowSettings, numbered, shifted
+from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowSettings, numbered, shifted
 from domino_jax.models import attention
 from domino_jax.models.attention import attend_cache, causal_mask
 from domino_jax.models.cache import LayerCache, append, init_cache
@@ -281,7 +281,7 @@ class Eagle3Objective(RowObjective):
 
     config: Any
 
-    def outputs(self, models: Models, unembed: Any, features: Features, batch: dict, hidden: Hidden) -> RowOutputs:
+    def parts(self, models: Models, unembed: Any, features: Features, batch: dict, hidden: Hidden) -> Parts:
         states = eagle3_states(models, features, batch, self.settings.passes)
         # Pass j has row s-1-j beside the target's state at s, which teaches it.
         z = jnp.stack([shifted(states[:, :, index], 1 + index) for index in range(states.shape[2])], axis=2)
@@ -289,7 +289,7 @@ class Eagle3Objective(RowObjective):
         def outputs_of(params, z, teacher):
             return Outputs(models.drafter.apply({"params": params}, z, method="logits"), None, unembed(teacher))
 
-        return RowOutputs(outputs_of, {name: models.drafter_params[name] for name in ("norm", "lm_head")}, z, hidden)
+        return Parts(outputs_of, {name: models.drafter_params[name] for name in ("norm", "lm_head")}, (z,), hidden)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         draft, target, weights = outputs.base, outputs.target, labels.label_weights

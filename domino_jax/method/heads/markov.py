@@ -23,6 +23,7 @@ from domino_jax.method.losses import (
     LossSettings,
     Objective,
     Outputs,
+    Parts,
     Sums,
     total_variation,
 )
@@ -237,8 +238,15 @@ class MarkovObjective(Objective):
     Outputs: target where settings.reads_target; extra: confidence logits [n, G], or None without a confidence head.
     """
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array) -> jax.Array | None:
-        return models.confidence(z, before) if models.drafter.config.has_confidence else None
+    def parts(self, usual: Parts, models: Any, base_logits: Any, labels: Labels, before: jax.Array) -> Parts:
+        if not models.drafter.config.has_confidence:
+            return usual
+
+        def outputs_of(params, z, codes, confidence, states):
+            return usual.outputs_of(params, z, codes, states)._replace(extra=confidence)
+
+        inputs = (*usual.inputs, models.confidence(usual.inputs[0], before))
+        return usual._replace(outputs_of=outputs_of, inputs=inputs)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         sums = super().block_sums(outputs, labels)

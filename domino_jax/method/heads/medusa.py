@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from domino_jax.method.config_keys import integer, lacks
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
-from domino_jax.method.losses import Labels, Outputs, Sums, accepted_lengths, cross_entropy
+from domino_jax.method.losses import Labels, Outputs, Parts, Sums, accepted_lengths, cross_entropy
 from domino_jax.method.pair import Models, TargetRows
-from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowOutputs, RowSettings, numbered, shifted
+from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowSettings, numbered, shifted
 from domino_jax.models.decoder_config import LIMITS, SILU, read_switch, refuse_values
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3Config
@@ -241,9 +241,9 @@ def medusa_labels(batch: dict[str, jax.Array], heads: int) -> tuple[jax.Array, j
 class MedusaObjective(RowObjective):
     """Per head the mean cross-entropy over its labels; heads added up with their weights."""
 
-    def outputs(self, models: Models, unembed: Any, features: None, batch: dict, hidden: Hidden) -> RowOutputs:
+    def parts(self, models: Models, unembed: Any, features: None, batch: dict, hidden: Hidden) -> Parts:
         z = models.drafter.apply({"params": models.drafter_params}, hidden)
-        return RowOutputs(lambda _, z, states: Outputs(unembed(z), None), {}, z, None)
+        return Parts(lambda _, z, states: Outputs(unembed(z), None), {}, (z,))
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         weights = labels.label_weights

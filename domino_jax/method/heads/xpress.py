@@ -5,7 +5,7 @@ the formulas, which are in docs/heads.md: speculators 0.9.0 (models/xpress) and 
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -23,6 +23,7 @@ from domino_jax.method.losses import (
     LossSettings,
     Objective,
     Outputs,
+    Parts,
     Sums,
     cross_entropy,
     total_variation,
@@ -217,21 +218,19 @@ class XpressObjective(Objective):
     Every term trains head and backbone; nothing flows through the choices.
     """
 
-    runs_head = True
-
     @property
     def slice_blocks(self) -> int:
         """Fewer than the usual loss has, as there are more logits of each block."""
         return max(1, 3 * self.settings.slice_blocks // (3 + self.settings.rounds))
 
-    def outputs(self, models: Any, unembed: Callable, labels: Labels, before: jax.Array, usual: tuple) -> tuple:
-        config, (outputs_of, states) = models.drafter.config, usual
+    def parts(self, usual: Parts, models: Any, base_logits: Any, labels: Labels, before: jax.Array) -> Parts:
+        config = models.drafter.config
         rounds = self.settings.rounds if self.settings.weights[2] else 0
         decay = position_decay(config.block_size, config.first_slot, self.settings.gamma)
 
-        def refined(params: dict, z: Hidden, codes: jax.Array, extra: None, frozen: tuple) -> Outputs:
+        def refined(params: dict, z: Hidden, codes: jax.Array, frozen: tuple) -> Outputs:
             states, known = frozen
-            outputs = outputs_of(params, z, codes, extra, states)
+            outputs = usual.outputs_of(params, z, codes, states)
             head, logits = models.replace(drafter_params={"head": params}), [outputs.base]
             for _ in range(rounds):
                 choices = jnp.argmax(logits[-1], axis=-1)[..., config.first_slot : -1]
@@ -239,7 +238,8 @@ class XpressObjective(Objective):
                 logits.append(outputs.base.at[..., config.first_slot :, :].add(head.residual(codes)))
             return outputs._replace(extra=(logits[1:], jnp.broadcast_to(decay, z.shape[:-1])))
 
-        return refined, (states, before[..., : 1 + config.lead])
+        states = usual.states, before[..., : 1 + config.lead]
+        return Parts(refined, models.drafter_params["head"], usual.inputs, states)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         settings, valid, (rounds, decay) = self.settings, labels.label_weights, outputs.extra
