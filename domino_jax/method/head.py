@@ -16,9 +16,10 @@ class Head(nn.Module):
     """Logits of a slot = base logits + code · matrix. The code [..., E] follows from the slot's z, from the token
     before the slot, and from a state over all tokens before that one.
 
-    A head is one file with a subclass that defines `setup`, where `up` is `last_matrix()`, and the four methods that
-    raise here. They see T slots: those that predict a token, and before them `DrafterConfig.lead` others. Of a token
-    they get x: its target embedding [..., D] where `DrafterConfig.reads_embeddings`, else its id, int32 [...].
+    A head is one file with a subclass that defines `setup`, where `up` is `last_matrix()`, and the methods that raise
+    here; one with a state also `initial_state` and `step`. They see T slots: those that predict a token, and before
+    them `DrafterConfig.lead` others. Of a token they get x: its target embedding [..., D] where
+    `DrafterConfig.reads_embeddings`, else its id, int32 [...].
 
     Training calls `codes` for whole blocks and `residual` for slices of them. Drafting calls `hidden_half` for a whole
     block at first, and then `step` for one slot at a time, a chain with arrays [B, ...], a tree with lanes,
@@ -32,7 +33,7 @@ class Head(nn.Module):
 
     def initial_state(self, *batch: int) -> Any:
         """The state before any token: a tree of float32 arrays [*batch, ...], () for a head without a state."""
-        raise NotImplementedError
+        return ()
 
     def hidden_half(self, z: Hidden) -> jax.Array:
         """What z [B, T, D] of a block alone determines of the codes, for each slot one array: [B, T, any]."""
@@ -40,7 +41,7 @@ class Head(nn.Module):
 
     def step(self, state: Any, x: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
         """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
-        raise NotImplementedError
+        return state, self.codes_after(half, x)
 
     def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
         """Codes [B, t, E] of the first t slots at once, from their halves and x [B, t, ...], the tokens before them.
@@ -88,10 +89,6 @@ class Head(nn.Module):
     def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
         """As `residual`, for a few tokens: codes [..., W, E], their `rows` [..., Q, E] → float32 [..., W, Q]."""
         return jnp.einsum("...we,...qe->...wq", code, rows, preferred_element_type=jnp.float32)
-
-    def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
-        """The correction float32 [B, T, V] of all slots, with arguments as `codes`."""
-        return self.residual(self.codes(z, x))
 
 
 class SplitLinear(nn.Module):

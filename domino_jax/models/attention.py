@@ -28,13 +28,13 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
     them, XLA transposes all keys first, for GPU and for CPU (there, attention of these 24 layers alone: 1.40 → 1.19 ms
     for nine rows, 0.84 → 0.67 for one).
     """
-    rows = _rows(q, k)
-    scores = _products(rows, k)
-    shape = (*scores.shape[:2], -1, *mask.shape[1:])
-    scores = jnp.where(mask[:, None, None], scores.reshape(shape), MASKED)
+    f32 = {"preferred_element_type": jnp.float32}
+    rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+    scores = jnp.einsum("bkqh,bksh->bkqs", rows, k, **f32) * k.shape[3] ** -0.5
+    scores = jnp.where(mask[:, None, None], scores.reshape(*rows.shape[:2], -1, *mask.shape[1:]), MASKED)
     weights = jax.nn.softmax(scores, axis=-1)
     weights = jnp.where(mask.any(-1)[:, None, None, :, None], weights, 0.0).astype(v.dtype)
-    out = _sums(weights.reshape(*rows.shape[:3], -1), v)
+    out = jnp.einsum("bkqs,bksh->bkqh", weights.reshape(*rows.shape[:3], -1), v, **f32)
     return out.astype(q.dtype).reshape(q.shape)
 
 
@@ -46,21 +46,6 @@ def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Ar
         if kernel.applies(q, k)
     }
     return jax.lax.platform_dependent(q, k, v, mask, default=attend, **used) if used else attend(q, k, v, mask)
-
-
-def _rows(q: jax.Array, k: jax.Array) -> jax.Array:
-    """[B, N, T, H] → [B, K, R·T, H]."""
-    return q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-
-
-def _products(rows: jax.Array, k: jax.Array) -> jax.Array:
-    """Scaled scores float32 [B, K, R·T, S]."""
-    return jnp.einsum("bkqh,bksh->bkqs", rows, k, preferred_element_type=jnp.float32) * k.shape[3] ** -0.5
-
-
-def _sums(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """float32 [B, K, R·T, H]."""
-    return jnp.einsum("bkqs,bksh->bkqh", weights, v, preferred_element_type=jnp.float32)
 
 
 def attend_prompts(q: jax.Array, k: jax.Array, v: jax.Array, first: int | jax.Array = 0) -> jax.Array:

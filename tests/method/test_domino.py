@@ -28,7 +28,7 @@ def random_blocks(blocks=3, slots=4, seed=0):
 def test_stepwise_head_equals_all_positions_at_once():
     head, params = head_alone()
     z, x = random_blocks()
-    whole = head.apply(params, z, x)
+    whole = head.apply(params, head.apply(params, z, x, method="codes"), method="residual")
     state = head.apply(params, 3, method="initial_state")
     for slot in range(4):
         half = head.apply(params, z[:, slot], method="hidden_half")

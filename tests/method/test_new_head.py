@@ -48,9 +48,6 @@ class BiasHead(Head):
     def setup(self):
         self.up = self.last_matrix()
 
-    def initial_state(self, *batch):
-        return ()
-
     def hidden_half(self, z):
         return jnp.ones((*z.shape[:-1], self.config.bias_rank), self.dtype)
 

@@ -71,7 +71,7 @@ def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
         ({}, {"output_multiplier": 0.0}, "output_multiplier 0.0; expected a finite number above 0"),
         ({}, {"input_embedding_scale": "1"}, "input_embedding_scale '1'; expected"),
         ({}, {"markov_rank": 4}, "markov_rank 4"),
-        ({"architectures": ["DFlashDraftModel"]}, {}, "selector_rank 12, which only a DFlash2DraftModel has"),
+        ({"architectures": ["DFlashDraftModel"]}, {}, "dflash_config.selector_rank 12"),
     ],
 )
 def test_what_is_missing_impossible_or_contradicts_the_class_is_refused_by_name(top, nested, named):

@@ -131,18 +131,12 @@ class Selector(Head):
         self.hidden_projection = Linear(c.selector_rank, dtype=self.dtype)
         self.up = self.last_matrix(kernel_init=nn.initializers.zeros)
 
-    def initial_state(self, *batch: int) -> tuple:
-        return ()
-
     def hidden_half(self, z: Hidden) -> jax.Array:
         """z [..., D] → W_h z [..., E]."""
         return self.hidden_projection(z)
 
-    def step(self, state: tuple, x: jax.Array, half: jax.Array) -> tuple[tuple, jax.Array]:
-        return (), self.look_up(x) * half
-
     def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
-        return self.step((), x, half)[1]
+        return self.look_up(x) * half
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss
