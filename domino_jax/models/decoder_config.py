@@ -118,11 +118,6 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
             f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
             f"num_key_value_heads {raw['num_key_value_heads']}."
         )
-    if derived and raw["hidden_size"] % raw["num_attention_heads"]:
-        raise DataError(
-            f"config.json has no head_dim, and its num_attention_heads {raw['num_attention_heads']} do not divide "
-            f"hidden_size {raw['hidden_size']}; add the head_dim the weights have."
-        )
     return {
         **{name: raw[name] for name in shapes},
         "head_dim": raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"],

@@ -45,14 +45,11 @@ class Qwen3Config(DecoderConfig):
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
         other = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
-        if other:
+        window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+        if other or window:
             raise DataError(
-                f"config.json has layer_types with {quote(other[0])}; the target supports full_attention only."
-            )
-        if raw.get("sliding_window") and raw.get("use_sliding_window"):
-            raise DataError(
-                "config.json turns sliding_window on (use_sliding_window true); the target supports full "
-                "attention only."
+                f"config.json has layer_types with {quote(other[:1])} and use_sliding_window {bool(window)}; the target"
+                " supports full attention only."
             )
         return cls(
             **read_decoder_fields(raw, llama=llama),

@@ -89,7 +89,7 @@ def row_config(target: Qwen3Config, head: str, **choices) -> AnyConfig:
     if head == "medusa":
         return MedusaConfig.for_target(target, **fields)
     tokens = np.linspace(0, target.vocab_size - 1, fields["draft_vocab_size"]).astype(int)
-    return Eagle3Config.for_target(target, **fields, draft_tokens=tokens)
+    return Eagle3Config.for_target(target, **fields).with_draft_tokens(tokens)
 
 
 def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[AnyDrafter, dict]:

@@ -157,7 +157,6 @@ def test_an_absent_head_dim_is_refused_for_qwen3():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 30}, "num_attention_heads 4 do not divide hidden_size 30"),
         ({"hidden_size": "absent"}, "lacks hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0"),
         ({"mlp_bias": True}, "mlp_bias"),
@@ -169,8 +168,8 @@ def test_an_absent_head_dim_is_refused_for_qwen3():
             "rope_scaling.partial_rotary_factor",
         ),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
-        ({"sliding_window": 4, "use_sliding_window": True}, "use_sliding_window true"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with .*'sliding_attention'"),
+        ({"sliding_window": 4, "use_sliding_window": True}, "use_sliding_window True"),
         ({"rope_theta": "absent"}, "rope_theta"),
         ({"model_type": "mistral"}, "'mistral'"),
     ],

@@ -125,7 +125,7 @@ ABSOLUTE = stored_tensors("eagle3", "drafter")["t2d"].nonzero()[0]
     [
         ({"d2t": ABSOLUTE}, "holds offsets|d2t holds offsets"),
         ({"d2t": np.zeros(64, np.int64)}, "d2t and t2d name different tokens"),
-        ({"d2t": np.zeros(63, np.int64)}, "63 tokens, but draft_vocab_size is 64"),
+        ({"d2t": np.zeros(63, np.int64)}, "it is 63 tokens"),
         ({"t2d": np.ones(64, bool)}, "d2t and t2d name different tokens"),
     ],
 )

@@ -153,13 +153,13 @@ class Eagle3Config(Kind, DecoderConfig):
         draft_vocab_size: int | None = None,
         target_layer_ids: Sequence[int] | None = None,
         intermediate_size: int | None = None,
-        draft_tokens: Sequence[int] = (),
     ) -> "Eagle3Config":
         """A new drafter with the target's widths, of which intermediate_size may be another.
 
+        Its draft vocabulary is the first tokens, for where only shapes and speed matter.
+
         Args:
             draft_vocab_size: None for all tokens.  target_layer_ids: None for the public rule.
-            draft_tokens: () where only shapes and speed matter: the first tokens.
         """
         ids = tuple(target_layer_ids) if target_layer_ids else default_layer_ids(target.num_hidden_layers)
         _check_ids(ids, target.num_hidden_layers)
@@ -172,7 +172,7 @@ class Eagle3Config(Kind, DecoderConfig):
             target_layer_ids=ids,
             draft_vocab_size=size,
         )
-        return config.with_draft_tokens(draft_tokens if len(draft_tokens) else range(size))
+        return config.with_draft_tokens(range(size))
 
     def with_draft_tokens(self, tokens: Sequence[int]) -> "Eagle3Config":
         """The config with these tokens of the target as its draft vocabulary.
@@ -180,19 +180,13 @@ class Eagle3Config(Kind, DecoderConfig):
         Raises:
             DataError: they do not fit draft_vocab_size or the target's vocabulary.
         """
-        ids = np.asarray(tokens, np.int64)
-        if ids.shape != (self.draft_vocab_size,):
+        ids, count, vocab = np.asarray(tokens, np.int64), self.draft_vocab_size, self.vocab_size
+        if len(ids) != count or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= vocab:
             raise DataError(
-                f"the draft vocabulary has {len(ids)} tokens, but draft_vocab_size is {self.draft_vocab_size}."
+                f"the draft vocabulary must be {count} tokens (draft_vocab_size) in ascending order, each below"
+                f" vocab_size {vocab}, and it is {len(ids)} tokens from {ids.min()} to {ids.max()}. d2t holds offsets:"
+                " draft token i is the target's token i + d2t[i]."
             )
-        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
-        if len(outside):
-            raise DataError(
-                f"the draft vocabulary names the target's token {outside[0]}, but vocab_size is {self.vocab_size}. d2t"
-                " holds offsets: draft token i is the target's token i + d2t[i]."
-            )
-        if (np.diff(ids) <= 0).any():
-            raise DataError("the draft vocabulary names the target's tokens twice or out of order; d2t is damaged.")
         whole = self.draft_vocab_size == self.vocab_size
         return self if whole else self.with_vocabulary(ids)
 
