@@ -137,7 +137,7 @@ def naming(folder: Path, name: str = "config.json") -> Iterator[None]:
         yield
     except DataError as error:
         text, named = _FILE.subn(f"{folder}/{name}", str(error), count=1)
-        raise DataError(text if named or str(folder) in text else f"{folder}: {text}") from None
+        raise DataError(text if named or str(folder) in text else f"{folder}/{name}: {text}") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
 

@@ -76,8 +76,6 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
         ({"shift_label": False}, {}, "shift_label False"),
         ({}, {"sample_from_anchor": False}, "sample_from_anchor False"),
         ({"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len 1"),
-        ({"attention_mode": "mha"}, {}, "attention_mode 'mha' with num_attention_heads 32 and num_key_value_heads 8"),
-        ({"attention_mode": "mla"}, {}, "attention_mode 'mla'"),
         ({"projector_type": "domino"}, {}, "projector_type 'domino' and architectures"),
         ({"enable_confidence_head": "yes"}, {}, "enable_confidence_head = 'yes'"),
         ({"confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),

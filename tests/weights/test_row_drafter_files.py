@@ -70,7 +70,9 @@ def test_a_drafter_of_another_target_is_refused(tmp_path, name):
         dataclasses.replace(target_config(name), hidden_size=32, num_hidden_layers=4),
         folder_of(name, "drafter"),
     )
-    with pytest.raises(DataError, match=f"{folder}: the drafter was made for hidden_size .* the target has 32"):
+    with pytest.raises(
+        DataError, match=f"{folder}/config.json: the drafter was made for hidden_size .* the target has 32"
+    ):
         load_drafter(folder, other, "float32")
 
 
