@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, renamed
+from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry
 
 
 class Kind:
@@ -87,10 +87,6 @@ class Kind:
     def stored(self) -> dict[str, Any]:
         """The config.json of a workdir, which has no tensors beside it."""
         return self.to_dict()
-
-    def tensor_name(self, name: str) -> str:
-        """The tensor of a parameter, from the name that its path gives (tables.table_of)."""
-        return renamed(name, self.tensor_names)
 
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         """{other name of a tensor in public files: its name in the drafter's table}."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,13 +25,13 @@ class Entry:
         return self.shape[::-1] if self.transpose else self.shape
 
 
-def table_of(shapes: Any, public_name: Callable[[str], str]) -> list[Entry]:
+def table_of(shapes: Any, prefixes: Mapping[str, str]) -> list[Entry]:
     """The table of a module from the shapes of its parameters, a tree of dicts.
 
     Files hold matrices output-first and parameters input-first, but for tables of rows.
 
     Args:
-        public_name: the path of a parameter, as `layers.0.mlp.up_proj.weight` → its tensor's name.
+        prefixes: {how a parameter's path begins, as layers.0.mlp.up_proj.weight: how its tensor's name does}.
     """
     table = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(shapes):
@@ -39,7 +39,7 @@ def table_of(shapes: Any, public_name: Callable[[str], str]) -> list[Entry]:
         last = "weight" if path[-1] in ("kernel", "scale", "embedding") else path[-1]
         name = ".".join(re.sub(r"_(\d+)$", r".\1", part) for part in (*path[:-1], last))
         transpose = len(leaf.shape) == 2 and path[-1] != "embedding"
-        table.append(Entry(public_name(name), path, leaf.shape[::-1] if transpose else leaf.shape, transpose))
+        table.append(Entry(renamed(name, prefixes), path, leaf.shape[::-1] if transpose else leaf.shape, transpose))
     return table
 
 

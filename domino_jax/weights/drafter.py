@@ -27,7 +27,7 @@ def drafter_table(config: AnyConfig) -> list[Entry]:
     """Every tensor of floats of a drafter of this config."""
     drafter = new_drafter(config)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    return table_of(shapes, config.tensor_name)
+    return table_of(shapes, config.tensor_names)
 
 
 def load_drafter(

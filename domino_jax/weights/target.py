@@ -38,7 +38,7 @@ def target_table(config: Qwen3Config) -> list[Entry]:
     shapes = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     layer = shapes.pop("layers_0")
     shapes |= {f"layers_{index}": layer for index in range(config.num_hidden_layers)}
-    return table_of(shapes, lambda name: name if name == LM_HEAD else f"model.{name}")
+    return table_of(shapes, {LM_HEAD: LM_HEAD, "": "model."})
 
 
 def load_table(

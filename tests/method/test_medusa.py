@@ -39,9 +39,9 @@ def test_every_block_of_every_head_has_its_own_weights():
     changed = np.abs(states(swapped) - states(params)).max(axis=1)
     assert changed[0] > 0.1 and (changed[1:] == 0).all()
     for head in range(4):
-        w, b = (params[f"heads_{head}"]["layers_0"]["linear"][name] for name in ("kernel", "bias"))
+        w, b = (params[f"heads_{head}"]["layers_0"][name] for name in ("kernel", "bias"))
         first = x[0] + jax.nn.silu(x[0] @ w + b)
-        w, b = (params[f"heads_{head}"]["layers_1"]["linear"][name] for name in ("kernel", "bias"))
+        w, b = (params[f"heads_{head}"]["layers_1"][name] for name in ("kernel", "bias"))
         np.testing.assert_allclose(states(params)[head], first + jax.nn.silu(first @ w + b), atol=1e-5)
 
 

@@ -224,7 +224,7 @@ def test_faster_decodings_names_are_read_with_biases(tmp_path):
     (folder / "model.safetensors").rename(folder / "medusa_lm_head.safetensors")
     config, params = load("medusa", folder)
     assert config.bias and config.num_heads == 5
-    linear = params["heads_3"]["layers_0"]["linear"]
+    linear = params["heads_3"]["layers_0"]
     assert np.array_equal(np.asarray(linear["kernel"]).T, tensors["3.0.linear.weight"])
     assert (np.asarray(linear["bias"]) == 3).all()
     own = {f"{head}.1.weight": np.zeros((300, 48), np.float32) for head in range(5)}

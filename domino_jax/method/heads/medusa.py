@@ -50,6 +50,7 @@ class MedusaConfig(Kind):
 
     head, title, paper = MEDUSA, "Medusa", " (arXiv 2401.10774)"
     sglang = vllm = ""
+    tensor_names = {"heads.": "blocks."}
     # Copies of the target's lm_head, under the names of vLLM and of FasterDecoding.
     copies = {"lm_head.weight": LM_HEAD, "lm_heads.0.weight": LM_HEAD}
     target_layer_ids = ()  # it reads the last hidden state alone
@@ -121,9 +122,6 @@ class MedusaConfig(Kind):
         """The drafter; no layer of it is computed again."""
         return Medusa(self, dtype)
 
-    def tensor_name(self, name: str) -> str:
-        return name.replace("heads.", "blocks.").replace(".linear.", ".")
-
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         """FasterDecoding's names."""
         names = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in table}
@@ -144,33 +142,11 @@ class MedusaConfig(Kind):
         return "its last release with Medusa heads is 0.32, which reads a copy of the target's lm_head from the folder"
 
 
-class ResidualBlock(nn.Module):
-    """x + SiLU(A x + b), A and b starting as zeros."""
-
-    config: MedusaConfig
-    dtype: Any = jnp.float32
-
-    def setup(self):
-        c = self.config
-        self.linear = Linear(c.hidden_size, c.bias, self.dtype, kernel_init=nn.initializers.zeros)
+class ResidualBlock(Linear):
+    """x + SiLU(A x + b)."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x + jax.nn.silu(self.linear(x))
-
-
-class MedusaHead(nn.Module):
-    """The residual blocks of one head; each has its own weights."""
-
-    config: MedusaConfig
-    dtype: Any = jnp.float32
-
-    def setup(self):
-        self.layers = [ResidualBlock(self.config, self.dtype) for _ in range(self.config.num_hidden_layers)]
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return x + jax.nn.silu(super().__call__(x))
 
 
 class Medusa(nn.Module):
@@ -180,7 +156,12 @@ class Medusa(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self):
-        self.heads = [MedusaHead(self.config, self.dtype) for _ in range(self.config.num_heads)]
+        c, zeros = self.config, nn.initializers.zeros
+
+        def block() -> ResidualBlock:
+            return ResidualBlock(c.hidden_size, c.bias, self.dtype, kernel_init=zeros)
+
+        self.heads = [nn.Sequential([block() for _ in range(c.num_hidden_layers)]) for _ in range(c.num_heads)]
 
     def __call__(self, hidden: Hidden) -> jax.Array:
         """The target's last hidden states [..., D] → the heads' states [..., K, D], to be put through its lm_head."""
