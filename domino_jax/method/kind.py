@@ -27,7 +27,6 @@ class Kind:
     rank_key: the field with the rank of the head.
     tensor_names: {how a parameter's name begins (tables.table_of): how its tensor's does}; the first that fits.
     copies: {a copy of a tensor of the target that a folder may store: the target's}.
-    layer_ids_hint: what to know about target_layer_ids that do not fit.
     """
 
     head, title, paper, specforge_class = "none", "DFlash", "", None
@@ -35,7 +34,7 @@ class Kind:
     has_backbone, has_head, has_confidence = False, False, False
     reads_embeddings, only_candidates, draws_paths = False, False, True
     lead, head_passes = 0, 0
-    rank_key, layer_ids_hint = "", ""
+    rank_key = ""
     tensor_names = {"backbone.": ""}
     copies = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
     # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while

@@ -32,7 +32,7 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
     if beyond:
         raise DataError(
             f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
-            f" public hidden state is already normed, so it cannot be tapped.{config.layer_ids_hint}"
+            f" public hidden state is already normed, so it cannot be tapped."
         )
 
 

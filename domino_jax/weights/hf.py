@@ -242,15 +242,10 @@ def _read_shards(folder: Path) -> dict[str, Stored]:
     missing = [shard for shard, path in paths.items() if not path.is_file()]
     if missing:
         raise DataError(f"{folder} lacks {list_names(missing)}, named by {INDEX}; fetch the folder again.")
-    stored: dict[str, Stored] = {}
-    for shard, path in paths.items():
-        for name, tensor in read_header(path).items():
-            if weight_map.get(name) != shard:
-                raise DataError(f"{folder}: {shard} holds {quote(name)}, which {INDEX} does not place there.")
-            stored[name] = tensor
-    if lost := [name for name in weight_map if name not in stored]:
+    headers = {shard: read_header(path) for shard, path in paths.items()}
+    if lost := [name for name, shard in weight_map.items() if name not in headers[shard]]:
         raise DataError(f"{folder}: {INDEX} places tensors in shards that lack them: {list_names(lost)}.")
-    return stored
+    return {name: headers[shard][name] for name, shard in weight_map.items()}
 
 
 def list_names(names: list[str]) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from domino_jax.method.candidates import Candidates, pick_candidates
-from domino_jax.method.heads.dflash2 import pair_scores
 from domino_jax.method.propose import draft_base, known_tokens, propose
 from domino_jax.method.rollout import draft_in_passes, settle
 from domino_jax.method.settings import DraftSettings, SamplingParams
@@ -61,7 +60,8 @@ def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
     if config.head == "dflash2":
         candidates = pick_candidates(base, config.candidates(0))
         codes = models.head_step((), before, models.head_hidden_half(z))[1]
-        scores = candidates.logits + pair_scores(models, codes, candidates.tokens)
+        change = models.residual_of(codes[:, :, None], models.head_rows(candidates.tokens))[:, :, 0]
+        scores = candidates.logits + change
         ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.tokens}
         return ours | {"candidate_scores": scores}
     if config.head == "xpress":

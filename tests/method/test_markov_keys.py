@@ -78,7 +78,7 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
         ({"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len 1"),
         ({"projector_type": "domino"}, {}, "projector_type 'domino' and architectures"),
         ({"enable_confidence_head": "yes"}, {}, "enable_confidence_head = 'yes'"),
-        ({"confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),
+        ({"enable_confidence_head": None, "confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),
         ({"mask_token_id": None}, {}, "lacks mask_token_id"),
         ({"selector_rank": 8}, {}, "selector_rank 8"),
     ],

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from domino_jax.method import row_losses
-from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_labels
-from domino_jax.method.heads.medusa import MedusaSettings, medusa_labels
+from domino_jax.method.heads.eagle3_model import Eagle3Settings
+from domino_jax.method.heads.medusa import MedusaConfig, MedusaSettings
 from domino_jax.method.row_losses import row_loss
 from domino_jax.method.step import target_pass
 from tests.helpers.decoding_models import random_models
@@ -27,19 +27,20 @@ ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([
 
 
 def test_head_i_is_labelled_by_the_token_two_and_i_places_later():
-    ids, weights = medusa_labels(ROW, 3)
+    ids, weights, _ = MedusaSettings().labels(MedusaConfig(8, 20, 3), ROW)
     assert ids[0].T.tolist() == [[12, 13, 14, 15, 0, 0], [13, 14, 15, 0, 0, 0], [14, 15, 0, 0, 0, 0]]
     assert weights[0].T.tolist() == [[1, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
 
 
 def test_a_medusa_label_is_of_the_rows_document():
-    _, weights = medusa_labels(ROW | {"documents": jnp.array([[1, 1, 1, 1, 2, 2]])}, 2)
+    documents = {"documents": jnp.array([[1, 1, 1, 1, 2, 2]])}
+    weights = MedusaSettings().labels(MedusaConfig(8, 20, 2), ROW | documents).label_weights
     assert weights[0].T.tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
 
 
 def places(passes, **changes) -> list[list[tuple[int, int]]]:
     """For each pass the rows that count, as (row, token that they predict)."""
-    ids, weights = eagle3_labels(ROW | changes, passes)
+    ids, weights, _ = Eagle3Settings(passes).labels(None, ROW | changes)
     found = np.argwhere(np.asarray(weights[0]).T > 0)
     for index, place in found:
         assert ids[0, place, index] == (ROW["tokens"][0, place + 1] if place < 5 else 0)
@@ -54,7 +55,7 @@ def test_by_label_every_supervised_token_is_taught_and_no_other():
 def test_the_last_token_of_a_padded_row_teaches_nothing():
     """With two places of padding the last token is 3: its state is followed by no text."""
     padded = {"tokens": ROW["tokens"].at[0, 4:].set(0), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 0.0]])}
-    _, weights = eagle3_labels(padded, 1)
+    weights = Eagle3Settings(1).labels(None, padded).label_weights
     assert weights[0, :, 0].tolist() == [0, 1, 1, 0, 0, 0]
 
 

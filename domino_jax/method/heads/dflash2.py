@@ -263,17 +263,13 @@ def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Cal
         tokens = served[1]
         covered = (tokens == teacher.labels[..., None]).any(axis=-1)
         unary = jnp.take_along_axis(base, tokens, axis=-1)
-        scores = unary + pair_scores(models.replace(drafter_params={"head": params}), codes, tokens)
+        head = models.replace(drafter_params={"head": params})
+        scores = unary + head.residual_of(codes[..., None, :], head.head_rows(tokens))[..., 0, :]
         candidates = Candidates(tokens, served[0], columns=tokens)
         path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
         return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
 
     return outputs_of
-
-
-def pair_scores(models: Models, codes: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The head's corrections float32 [..., K] of tokens int32 [..., K] by one code [..., E] each."""
-    return models.residual_of(codes[..., None, :], models.head_rows(tokens))[..., 0, :]
 
 
 def leading_run(right: jax.Array) -> jax.Array:

@@ -86,7 +86,7 @@ class Eagle3Config(Kind, DecoderConfig):
         "passes": Key(7, least=1),  # of the training-time test
     }
     reads = ("intermediate_size", "target_layer_ids")
-    copies, layer_ids_hint = {"embed_tokens.weight": EMBEDDING}, f"\n{COUNTING}"
+    copies = {"embed_tokens.weight": EMBEDDING}
     num_drafts = CHAIN
     most_drafts = LONGEST_CHAIN
 

@@ -242,8 +242,15 @@ class Eagle3Settings(RowSettings):
     decay: float = 0.8
 
     def labels(self, config: Any, batch: dict[str, jax.Array]) -> Labels:
-        ids, weights = eagle3_labels(batch, self.passes)
-        return Labels(ids, weights, weights)
+        """Arrays [B, S, J] by the place s of the target's state that teaches: pass j at row s-1-j predicts the token at
+        s+1, and counts where that token is supervised. In packed rows all of these places are in one document.
+        """
+        tokens = batch["tokens"]
+        documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
+        counts, document = shifted((batch["loss_mask"] > 0.5).astype(jnp.float32), -1), shifted(documents, -1)
+        rows = [counts * (shifted(documents, 1 + index) == document) for index in range(self.passes)]
+        weights = jnp.stack(rows, axis=2) * (document > 0)[:, :, None]
+        return Labels(jnp.broadcast_to(shifted(tokens, -1)[:, :, None], weights.shape), weights, weights)
 
     def objective(self, config: Any, labels: Labels) -> "Eagle3Objective":
         decay = self.decay ** jnp.arange(self.passes, dtype=jnp.float32)
@@ -257,21 +264,6 @@ def eagle3_states(models: Models, features: Features, batch: dict[str, jax.Array
     embedded = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, passes))))
     packed = [batch[name] if name in batch else None for name in ("positions", "documents")]
     return models.drafter.apply({"params": models.drafter_params}, features, embedded, passes, *packed)
-
-
-def eagle3_labels(batch: dict[str, jax.Array], passes: int) -> tuple[jax.Array, jax.Array]:
-    """ids int32 and weights float32, [B, S, J], by the place s of the target's state that teaches: pass j at row s-1-j
-    predicts the token at s+1, and counts where that token is supervised. In packed rows all of these places are in one
-    document.
-    """
-    tokens = batch["tokens"]
-    documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
-    mask = (batch["loss_mask"] > 0.5).astype(jnp.float32)
-    counts, document = shifted(mask, -1), shifted(documents, -1)
-    rows = [counts * (shifted(documents, 1 + index) == document) for index in range(passes)]
-    weights = jnp.stack(rows, axis=2) * (document > 0)[:, :, None]
-    ids = jnp.broadcast_to(shifted(tokens, -1)[:, :, None], weights.shape)
-    return ids, weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
-from domino_jax.method.config_keys import boolean, either, integer, refuse_other_layout, section
+from domino_jax.method.config_keys import boolean, either, integer, number, refuse_other_layout, section
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -91,7 +91,12 @@ class MarkovConfig(DrafterConfig):
                 f"the drafter's config.json has markov_head_type {quote(kind)}; expected one of"
                 f" {', '.join(MARKOV_KINDS)}."
             )
-        values = (integer("markov_rank", rank), kind, *_confidence(raw, nested))
+        confident = boolean(raw, nested, "enable_confidence_head")
+        if confident is None:  # by default it is there if its loss has a weight
+            weight = either(raw, nested, "confidence_head_alpha")
+            confident = weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
+        with_markov = confident and bool(boolean(raw, nested, "confidence_head_with_markov"))
+        values = (integer("markov_rank", rank), kind, confident, with_markov)
         return {"shift_label": True, **dict(zip(KEYS, values, strict=True))}
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,17 +127,6 @@ class MarkovConfig(DrafterConfig):
         if self.markov_head_type != VANILLA:
             return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
         return self.convolution_refusal()
-
-
-def _confidence(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[bool, bool]:
-    """(enable_confidence_head, which is by default whether its loss has a weight; confidence_head_with_markov)."""
-    stated = boolean(raw, nested, "enable_confidence_head")
-    weight = either(raw, nested, "confidence_head_alpha") or 0
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise DataError(f"the drafter's config.json has confidence_head_alpha {quote(weight)}; expected a number.")
-    confident = weight > 0 if stated is None else stated
-    with_markov = bool(boolean(raw, nested, "confidence_head_with_markov"))
-    return confident, confident and with_markov
 
 
 class MarkovHead(Head):

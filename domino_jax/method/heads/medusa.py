@@ -193,30 +193,21 @@ class MedusaSettings(RowSettings):
     decay: float = 0.8
 
     def labels(self, config: MedusaConfig, batch: dict[str, jax.Array]) -> Labels:
-        ids, weights = medusa_labels(batch, config.num_heads)
-        return Labels(ids, weights, weights)
+        """Arrays [B, S, K]: head i at row t is labelled by the token at t+2+i, if it is in the same document."""
+        tokens, places = batch["tokens"], range(2, 2 + config.num_heads)
+        documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
+        counts = (batch["loss_mask"] > 0.5) & (documents > 0)
+
+        def weight(place: int) -> jax.Array:
+            return (shifted(counts, -place) & (shifted(documents, -place) == documents)).astype(jnp.float32)
+
+        weights = jnp.stack([weight(place) for place in places], axis=2)
+        return Labels(jnp.stack([shifted(tokens, -place) for place in places], axis=2), weights, weights)
 
     def objective(self, config: MedusaConfig, labels: Labels) -> "MedusaObjective":
         decay = self.decay ** jnp.arange(config.num_heads, dtype=jnp.float32)
         scale = decay / jnp.maximum(labels.label_weights.sum((0, 1)), 1.0)
         return MedusaObjective(self, scale, max(SLICE_LOGITS // config.num_heads, 1))
-
-
-def medusa_labels(batch: dict[str, jax.Array], heads: int) -> tuple[jax.Array, jax.Array]:
-    """ids int32 and weights float32, [B, S, K]: head i at row t is labelled by the token at t+2+i.
-
-    In packed rows no label is taken from another document than the row's.
-    """
-    tokens = batch["tokens"]
-    documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
-    mask = (batch["loss_mask"] > 0.5).astype(jnp.float32)
-
-    def inside(place: int) -> jax.Array:
-        return (shifted(documents, -place) == documents) & (documents > 0)
-
-    ids = jnp.stack([shifted(tokens, -2 - head) for head in range(heads)], axis=2)
-    weights = jnp.stack([shifted(mask, -2 - head) * inside(2 + head) for head in range(heads)], axis=2)
-    return ids, weights
 
 
 class MedusaObjective(RowObjective):
