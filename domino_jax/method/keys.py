@@ -87,12 +87,19 @@ class Section(config_dict.ConfigDict):
         super().__setitem__(name, value)
 
     def hint(self, name: str) -> str:
-        """Which keys may be meant by a name that this section does not have."""
+        """Which keys may be meant by a name that this section does not have.
+
+        A key that moved to another section is recognized by its last words: `markov_rank` is `drafter.markov.rank`.
+        """
         root, dotted = self, name
         while root.above is not None:
             dotted = f"{next(key for key, part in root.above.items() if part is root)}.{dotted}"
             root = root.above
-        if near := difflib.get_close_matches(dotted, [key for key, _, _ in walk(root)], n=3):
+        names = [key for key, _, _ in walk(root)]
+        last = f"_{name.rpartition('.')[2]}"
+        moved = [key for key in names if last.endswith(f"_{key.rpartition('.')[2]}")]
+        near = difflib.get_close_matches(dotted, moved, n=3, cutoff=0) or difflib.get_close_matches(dotted, names, n=1)
+        if near:
             return f"Did you mean {' or '.join(f'config.{key}' for key in near)}?"
         return f"There is {', '.join(sorted(self))}."
 
