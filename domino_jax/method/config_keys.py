@@ -131,17 +131,15 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     slides = "sliding_attention" in listed("layer_types", raw.get("layer_types") or ())
     windows = {"swa_window_size": (raw.get("sliding_window"),)} if slides else {"use_swa": (False,)}
     refused = {name: values for name, values in (_VARIANTS | windows).items() if name not in known}
-    refuse_values(raw, refused)
-    refuse_values(nested, refused, "dflash_config.")
     for part, place in ((raw, ""), (nested, "dflash_config.")):
-        refuse_unsupported({name: value for name, value in part.items() if name not in known}, place)
-    for name, twin in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
-        value = either(raw, nested, name)
-        if value is not None and value != raw.get(twin):
-            raise DataError(
-                f"the drafter's config.json has {name} {quote(value)} and {twin} {quote(raw.get(twin))}; a drafter with"
-                " another vocabulary or width than its target is not supported."
-            )
+        refuse_values(part, refused, place)
+        refuse_unsupported(part, place)
+    drafted, vocab = either(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
+    if drafted not in (None, vocab):
+        raise DataError(
+            f"the drafter's config.json has draft_vocab_size {quote(drafted)} and vocab_size {quote(vocab)}; a drafter"
+            " with another vocabulary than its target is not supported."
+        )
 
 
 def sliding_window(raw: dict[str, Any]) -> int | None:

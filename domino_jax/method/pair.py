@@ -57,6 +57,11 @@ class Models:
         """Hidden states [..., D] → the target's float32 logits [..., V]."""
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
+    def gathered_unembed(self) -> Callable[[jax.Array], jax.Array]:
+        """`unembed` for many calls in one program, with a matrix that is gathered once."""
+        params = self.target.with_gathered_head(self.target_params)
+        return lambda hidden: self.target.apply({"params": params}, hidden, method=Qwen3.unembed)
+
     def draft_logits(self, z: jax.Array) -> jax.Array:
         """The backbone's z [..., D], or the like of another drafter → its base logits float32 [..., N].
 

@@ -83,12 +83,8 @@ def row_loss(
     Args:
         features, hidden: of the target, [B, S, C·D] and [B, S, D] (after the final norm).
     """
-    head_params = models.target.with_gathered_head(models.target_params)
-
-    def unembed(rows):
-        return models.target.apply({"params": head_params}, rows, method="unembed")
-
-    return sliced_loss(objective.parts(models, unembed, features, batch, hidden), labels, objective)
+    parts = objective.parts(models, models.gathered_unembed(), features, batch, hidden)
+    return sliced_loss(parts, labels, objective)
 
 
 def numbered(name: str, values: jax.Array) -> dict[str, jax.Array]:

@@ -105,10 +105,7 @@ def drafter_loss(
     if settings.frozen_backbone:
         backbone = jax.lax.stop_gradient(models.drafter_params["backbone"])
         models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
-    head_params = models.target.with_gathered_head(models.target_params)
-
-    def unembed(rows):
-        return models.target.apply({"params": head_params}, rows, method="unembed")
+    unembed = models.gathered_unembed()
 
     def base_logits(z):
         return transformed_logits(unembed(z), config)

@@ -84,7 +84,7 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
     layer = _layer(raw, "qwen3")
     return {
         **layer,
-        **{name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw},
+        "draft_vocab_size": raw["draft_vocab_size"],
         "architectures": [kind.architecture],
         "use_sliding_window": "sliding_attention" in listed("layer_types", layer.get("layer_types") or ()),
         "block_size": raw["block_size"],
@@ -104,7 +104,7 @@ def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
     """`flattened` for EAGLE-3, whose layer ids count as at the top level of flat files."""
     # Readers disagree on what a missing norm_before_residual means.
     _demand(raw, "draft_vocab_size", "norm_before_residual")
-    keys = (*eagle3.NORMS, eagle3.LAYER_IDS, "fc_norm", "draft_vocab_size", "target_hidden_size")
+    keys = (*eagle3.NORMS, eagle3.LAYER_IDS, "fc_norm", "draft_vocab_size")
     return {
         **_layer(raw, "llama"),
         **{name: raw[name] for name in ("speculators_model_type", *keys) if raw.get(name) is not None},

@@ -78,7 +78,6 @@ def test_two_places_that_disagree_are_refused(extra):
         ({}, {"markov_rank": 12}, "dflash_config.markov_rank 12"),
         ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
         ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
-        ({"target_hidden_size": 5120}, {}, "target_hidden_size 5120 and hidden_size 4096"),
         ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
         ({"is_causal": "yes"}, {}, "is_causal = 'yes'"),
         ({}, {"shift_label": "false"}, "shift_label = 'false'"),
