@@ -81,7 +81,7 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
     assert start(argv) == 0 and "holds a finished run" in capsys.readouterr().out
     output = workdir.parent / "exported"
     assert run("export", f"--workdir={workdir}", f"--output={output}") == 0 and (output / "config.json").exists()
-    decoding = [argument for argument in argv[1:] if not argument.startswith("--workdir")]
+    decoding = [argument for argument in argv if not argument.startswith("--workdir")]
     assert run("decode", *decoding, f"--output={tmp_path / 'decoded'}", f"--config.drafter.path={workdir}") == 0
     report = json.loads((tmp_path / "decoded" / "report.json").read_text())
     assert report["modes"]["domino"]["answers"] == 2
@@ -89,5 +89,5 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
 
 def test_a_dry_run_writes_to_a_bucket(stored):
     argv, workdir = stored
-    assert run("train", *argv[1:], "--dry_run") == 0
+    assert run("train", *argv, "--dry_run") == 0
     assert json.loads((workdir / "dry_run.json").read_text())["chips"] >= 1

@@ -85,7 +85,7 @@ def test_a_run_on_a_full_disk_ends_with_3_in_one_sentence_and_continues_when_the
     """By the size the start-up files, TensorBoard, a checkpoint or the export finds no room; none may hang."""
     rows, folder = write_rows(tmp_path / "rows.jsonl", training_rows()), tmp_path / "disk"
     changes = {"distributed": "auto", "config.checkpoint.every": 2, "config.train.steps": 30}
-    flags = arguments((rows, rows), folder / "run", **changes)[1:]
+    flags = arguments((rows, rows), folder / "run", **changes)
     with disk(folder, f"size={kilobytes}k"):
         process = start("-m", "domino_jax.train", *flags)
         message = "".join(process.communicate(timeout=300))

@@ -54,8 +54,7 @@ def test_a_batch_passes_the_files_of_its_path_and_at_most_11_calls_to_the_loss(t
     record(monkeypatch, Drafter, "__call__", stacks)
     record(monkeypatch, losses.Objective, "block_sums", stacks, last=True)
     with pytest.raises(Reached):
-        argv = arguments(training_files(tmp_path), tmp_path / "run")
-        run("train", *argv[1:])
+        run("train", *arguments(training_files(tmp_path), tmp_path / "run"))
     loss = stacks["block_sums"]
     *path, drafter, last = path_of("a training step")
     assert [*path, last] == files(loss)

@@ -70,8 +70,9 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     assert held_out["token_ids"][1:] == case["prompt"][1:]
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
+    config = cli.parse(["train", *argv], ("config", "workdir"), ("distributed",)).config
     with pytest.raises(DataError, match="too few to hold prompts out"):
-        builders.evaluation_rows(cli.parse(argv, ("config", "workdir"), ("distributed",)).config, NoRows(), print)
+        builders.evaluation_rows(config, NoRows(), print)
 
 
 class NoRows:
@@ -216,7 +217,7 @@ def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts
     few = {"config__train__steps": 1, "config__decode__max_new_tokens": 8}
     modes = "('autoregressive','domino')"
     judged = {"config__eval__every": 1, "config__eval__final": True, "config__decode__modes": modes}
-    argv = arguments(files, tmp_path / "run", config__mesh__fsdp=-1, **few, **judged)[1:]
+    argv = arguments(files, tmp_path / "run", config__mesh__fsdp=-1, **few, **judged)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     command = [sys.executable, "-m", "domino_jax.train", *argv]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)

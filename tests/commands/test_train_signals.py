@@ -96,7 +96,7 @@ def recipe(tmp_path_factory):
 def training(phase, argv):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED, phase, *argv[1:]],
+        [sys.executable, "-c", BLOCKED, phase, *argv],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

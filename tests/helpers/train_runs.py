@@ -80,12 +80,12 @@ def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
     }
     head = values.get("config.drafter.head", "domino")
     read = {key: value for key, value in values.items() if reads(head, key.removeprefix("config."))}
-    return ["train", *(f"--{key}={value}" for key, value in read.items())]
+    return [f"--{key}={value}" for key, value in read.items()]
 
 
 def start(argv: list[str]) -> int:
     """Runs the command in this process and returns its exit code."""
-    return run("train", *argv[1:])
+    return run("train", *argv)
 
 
 def losses(workdir: pathlib.Path) -> dict[int, str]:
