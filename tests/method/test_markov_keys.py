@@ -64,6 +64,12 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
         assert config.enable_confidence_head is there and config.confidence_head_with_markov is there
 
 
+def test_rank_zero_is_plain_shifted_dflash():
+    nested = {**IDS, **MARKOV, "projector_type": "dspark", "markov_rank": 0, "enable_confidence_head": False}
+    config = read(nested)
+    assert (config.head, config.shift_label) == ("none", True)
+
+
 @pytest.mark.parametrize(
     ("nested", "top", "named"),
     [
@@ -81,6 +87,7 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
         ({"enable_confidence_head": None, "confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),
         ({"mask_token_id": None}, {}, "lacks mask_token_id"),
         ({"selector_rank": 8}, {}, "selector_rank 8"),
+        ({"attention_mode": "mha"}, {}, "attention_mode 'mha' with 32 query and 8"),
     ],
 )
 def test_a_contradiction_or_a_missing_key_is_refused_by_name(nested, top, named):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
-from domino_jax.method.config_keys import boolean, either, integer, number, refuse_other_layout, section
+from domino_jax.method.config_keys import boolean, either, integer, number, refuse, refuse_other_layout, section
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -34,7 +34,7 @@ from domino_jax.runtime.errors import DataError, quote
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
 CLASSES = ("DSparkDraftModel", "Qwen3DSparkModel")  # the second is DeepSpec's, of flat files without projector_type
-_ATTENTION = "attention_mode"
+_ATTENTION, _HEADS = "attention_mode", ("num_attention_heads", "num_key_value_heads")
 KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 
@@ -80,10 +80,26 @@ class MarkovConfig(DrafterConfig):
         return stated or either(raw, section(raw, "dflash_config"), "projector_type") == PROJECTOR
 
     @classmethod
+    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
+        """As of DrafterConfig; a file of rank 0 has no head: it is that of plain DFlash, shifted as all of these."""
+        nested = section(raw, "dflash_config")
+        if either(raw, nested, "markov_rank") != 0:
+            return super().from_dict(raw, target)
+        confident = boolean(raw, nested, "enable_confidence_head")
+        refuse(bool(confident), "markov_rank 0 leaves no Markov head, and enable_confidence_head needs one")
+        raw, nested = ({name: part[name] for name in part if name not in cls.own_keys} for part in (raw, nested))
+        return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
+
+    @classmethod
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
         # Slot k predicts the token after its own, and the head corrects every draft.
         only = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True}
         refuse_other_layout(raw, nested, "DSpark", only | {"pure_draft_prefix_len": 0})
+        mode, heads, pairs = either(raw, nested, _ATTENTION), *map(raw.get, _HEADS)
+        refuse(
+            mode not in (None, "mha" if pairs == heads else "gqa"),
+            f"{_ATTENTION} {quote(mode)} with {heads} query and {pairs} key heads: gqa has fewer of the latter",
+        )
         rank, kind = (either(raw, nested, name) for name in cls.needed)
         kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
         if kind not in MARKOV_KINDS:
