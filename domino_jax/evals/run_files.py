@@ -17,7 +17,7 @@ from typing import Any
 
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generation
-from domino_jax.runtime.journal import Journal, locked, whole_lines
+from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
 from domino_jax.runtime.made_with import differences, flatten, refuse
 
 GENERATIONS = "generations.jsonl"
@@ -48,15 +48,24 @@ class RunFiles:
             self._files = files.pop_all()
 
     def _begin(self, run: Mapping[str, Any], restart: bool) -> None:
-        """Takes over the whole groups of earlier starts and removes rows of generations.jsonl that follow them."""
-        lines = [line.parse() for line in whole_lines(self.folder / PROGRESS)]
-        if not lines or (restart and lines[0]["run"] != run):
+        """Takes over the whole groups of earlier starts and removes what follows them, in both files."""
+        self.records: list[dict[str, Any]] = []
+        lines = list(_progress_lines(self.folder / PROGRESS))
+        if not lines or (restart and lines[0][0]["run"] != run):
             self._progress.truncate(0)
+            self._generations.truncate(0)
             self._progress.append({"run": run})
-            lines = [{"run": run}]
-        first, *self.records = lines
+            return
+        (first, line), *groups = lines
         refuse_other_run(self.folder, "an unfinished decoding", first["run"], run)
-        self._generations.truncate(self.records[-1]["bytes"] if self.records else 0)
+        there, end, size = (self.folder / GENERATIONS).stat().st_size, line.end, 0
+        for record, line in groups:
+            if record["bytes"] > there:
+                break  # the rows of this group never reached the disk
+            self.records.append(record)
+            end, size = line.end, record["bytes"]
+        self._progress.truncate(end)
+        self._generations.truncate(size)
 
     def replay(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """(record, rows of generations.jsonl) of every group of earlier starts, one group in memory at a time."""
@@ -109,3 +118,16 @@ def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted:
     keys = flatten(wanted)
     differing = {key: pair for key, pair in differences(before, wanted).items() if key in keys}
     refuse(differing, f"{folder} holds {what} of something else:", "Choose another --output.")
+
+
+def _progress_lines(path: Path) -> Iterator[tuple[dict[str, Any], Line]]:
+    """The lines from the start up to the first that RunFiles did not write: {"run"} first, then {"bytes"} of groups."""
+    for line in whole_lines(path):
+        key, kind = ("run", dict) if line.number == 1 else ("bytes", int)
+        try:
+            value = line.parse()
+        except ValueError:
+            return
+        if not isinstance(value, dict) or not isinstance(value.get(key), kind):
+            return
+        yield value, line
