@@ -37,11 +37,12 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
+from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, open_path
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import estimates, hooks
-from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes
+from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_unknown
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
@@ -69,6 +70,8 @@ def main(flags: cli.Flags) -> int | None:
     workdir = open_path(flags.workdir).expanduser()
     with access(workdir):
         refuse_file(workdir)
+        if not (workdir / "config.json").exists():  # else the keys of the run before count too
+            refuse_unknown(flags.allow_config_change, flatten(recipe))
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
     started = time.monotonic()
@@ -100,7 +103,7 @@ def main(flags: cli.Flags) -> int | None:
         run_key = jax.random.key(config.seed)
 
         # 5. The state. A start resumes in this order:
-        #    1. The newest intact checkpoint is restored. It is refused if its recipe, data or vocabulary are others.
+        #    1. The newest intact checkpoint is restored. It is refused if its recipe or data are others.
         #    2. Without a checkpoint the state is new, with the weights that the recipe takes from other drafters.
         #    3. The recipe is written to the workdir: a refused one must not replace that of the checkpoint.
         #    4. The pre-flight looks at the rows, unless there was a checkpoint.
@@ -205,7 +208,9 @@ def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir
     blocks = KINDS[config.drafter.head].has_backbone  # which need a token for the slots of a block
     mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
     drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
-    stored = hf.read_json(workdir, export.DRAFTER_CONFIG, required=False).get("draft_tokens")
+    stored = None
+    if any((workdir / "checkpoints").glob("[0-9]*")):
+        stored = hf.read_json(workdir, export.DRAFTER_CONFIG, required=False).get("draft_tokens")
     if stored and drafter_config.counts_tokens and len(stored) == drafter_config.draft_vocab_size:
         return drafter_config.with_draft_tokens(stored)
     return builders.with_draft_vocabulary(drafter_config, batches.rows)

@@ -12,7 +12,7 @@ from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, refused_
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.loading import LoadedTarget, load_models, read_target_config
+from domino_jax.weights.loading import LoadedTarget, load_models, read_target_config, with_window
 from domino_jax.weights.random_weights import random_drafter, target_or_random
 
 
@@ -118,7 +118,7 @@ class Loader:
                     f"decode.draft_vocab is {drafting.draft_vocab}, but a drafter that simulate_tau makes up has all"
                     " tokens; name one in config.drafter.path, or set draft_vocab to 0."
                 )
-            models = random_drafter(loaded, self.made_up(loaded.model.config), place)
+            models = random_drafter(loaded, with_window(self.made_up(loaded.model.config), drafting), place)
         else:
             path = named_drafter(drafter_path, modes)
             models = load_models(loaded, path, place, drafting)

@@ -27,7 +27,7 @@ from domino_jax.method.kind import Kind
 from domino_jax.method.losses import LossSettings
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import Entry, renamed
+from domino_jax.models.tables import Entry, rename
 from domino_jax.runtime.errors import DataError
 
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
@@ -122,10 +122,14 @@ class DrafterConfig(Kind, DecoderConfig):
         window = min((rows for rows in (trained, self.draft_window) if rows), default=None)
         return window, 0 if trained else self.draft_sink
 
+    def ring(self, layer: int) -> int | None:
+        """Slots of the ring of a layer with a window: what it reads, a block, and a row more, which a commit of all
+        drafts may take. None for a layer that keeps all of the text."""
+        window, sink = self.reach(layer)
+        return None if window is None else sink + window + self.block_size
+
     def kept_slots(self, part: int, slots: int) -> int:
-        """A layer with a window keeps what it reads, a block, and a row more, which a commit of all drafts may take."""
-        window, sink = self.reach(part)
-        return slots if window is None else min(slots, sink + window + self.block_size)
+        return min(slots, self.ring(part) or slots)
 
     def reusable(self, cached: int, text: int, prompt: int) -> int:
         """A window's rows before the end of a shorter prompt are lost once later ones took their slots."""
@@ -291,7 +295,7 @@ class DrafterConfig(Kind, DecoderConfig):
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         head = [entry.name for entry in table if entry.path[0] == "head"]
         names = {prefix + name: name for prefix in _HEAD_PREFIXES for name in head}
-        return names | {renamed(name, self.speculators_names): name for name in head}
+        return names | {rename(name, self.speculators_names): name for name in head}
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:

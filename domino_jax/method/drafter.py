@@ -133,10 +133,11 @@ class Drafter(nn.Module):
     def _written(
         self, layer: int, cache: LayerCache, k: jax.Array, v: jax.Array, positions: Positions, count=None
     ) -> LayerCache:
-        window, sink = self.config.reach(layer)
-        if window is None:
+        ring = self.config.ring(layer)
+        # A cache that has not grown to a ring holds all of the text. A row that is done may have no room for a block.
+        if ring is None or cache[0].shape[2] < ring:
             return append(cache, k, v, positions)
-        return append_ring(cache, k, v, positions, count, sink)
+        return append_ring(cache, k, v, positions, count, sink=self.config.reach(layer)[1])
 
 
 def init_drafter_params(drafter: Any, key: jax.Array) -> dict:

@@ -135,7 +135,7 @@ def commit(
     verified: int32 [B, M+1], anchor and drafts of a chain, for `emit`.
     """
     positions = draft_positions(state, chosen.shape[1])
-    # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
+    # Features of rejected rows may be written too: after the new length, and overwritten before they can be read.
     text = TargetRows(out.features, out.hidden, models.embed(chosen), accepted + 1)
     context = models.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)

@@ -373,7 +373,7 @@ class DecodeSettings:
     def as_json(self) -> dict[str, Any]:
         """JSON values under the recipe's names, those of sampling and drafting among the others; infinity is "inf"."""
         values = {**vars(self), **vars(self.sampling), **vars(self.drafting)}
-        for name in ("sampling", "drafting", "smallest_cache", "use_head"):
+        for name in ("sampling", "drafting", "smallest_cache", "use_head", "draft_vocab_rows"):
             del values[name]
         sharpness, tree = self.drafting.draft_sharpness, self.drafting.tree
         values["draft_sharpness"] = "inf" if math.isinf(sharpness) else sharpness

@@ -39,11 +39,11 @@ def table_of(shapes: Any, prefixes: Mapping[str, str]) -> list[Entry]:
         last = "weight" if path[-1] in ("kernel", "scale", "embedding") else path[-1]
         name = ".".join(re.sub(r"_(\d+)$", r".\1", part) for part in (*path[:-1], last))
         transpose = len(leaf.shape) == 2 and path[-1] != "embedding"
-        table.append(Entry(renamed(name, prefixes), path, leaf.shape[::-1] if transpose else leaf.shape, transpose))
+        table.append(Entry(rename(name, prefixes), path, leaf.shape[::-1] if transpose else leaf.shape, transpose))
     return table
 
 
-def renamed(name: str, prefixes: Mapping[str, str]) -> str:
+def rename(name: str, prefixes: Mapping[str, str]) -> str:
     """The name with the first of these prefixes that it has replaced; the name itself where it has none of them."""
     prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
     return name if prefix is None else prefixes[prefix] + name.removeprefix(prefix)

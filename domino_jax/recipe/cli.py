@@ -45,10 +45,11 @@ HELP = {
     "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
 }
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
+NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own
 LONGEST_LINE = 1_000  # characters of an error message
 # Arguments of add_argument for flags that are no text.
 KINDS = {
-    "allow_config_change": {"type": lambda text: tuple(text.split(","))},
+    "allow_config_change": {"type": lambda text: tuple(part.strip() for part in text.split(","))},
     "port": {"type": int},
     **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
     "distributed": {"choices": ("auto", "off")},
@@ -157,7 +158,7 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
     stated, rest = parser.parse_known_args(argv[1:])
     stated = vars(stated)
     for argument in rest:
-        if argument.startswith("-") and not OVERRIDE.fullmatch(argument):
+        if argument.startswith("-") and not OVERRIDE.fullmatch(argument) and not NUMBER.fullmatch(argument):
             raise DominoError(_unknown(argument, names))
     for name in required:
         if not stated.get(name):

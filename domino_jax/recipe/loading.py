@@ -18,7 +18,8 @@ from domino_jax.runtime.errors import DominoError, first_line
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (training/checkpoints.py) unless --allow_config_change names it.
 FREE_TO_CHANGE = (
-    *("decode", "eval", "checkpoint", "mesh", "serve", "drafter.path"),
+    *("decode", "checkpoint", "mesh", "serve", "drafter.path"),
+    *("eval.every", "eval.final", "eval.num_prompts", "eval.batch_size"),  # without eval.prompts rows are held out
     *("train.log_every", "train.hang_seconds", "regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
 )
 

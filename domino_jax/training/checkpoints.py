@@ -246,6 +246,13 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
+def refuse_unknown(allowed: Collection[str], names: Collection[str]) -> None:
+    """A DominoError for an entry of --allow_config_change that covers none of the recipe's keys `names`."""
+    for entry in allowed:
+        if not any(_covers(entry, name) for name in names):
+            raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
+
+
 def refuse_changes(
     old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str], fixed: Collection[str] = ()
 ) -> None:
@@ -256,10 +263,7 @@ def refuse_changes(
       free: keys or sections that may always change; allowed: those that --allow_config_change names.
       fixed: those that may not change even so.
     """
-    names = flatten(old).keys() | flatten(new).keys()
-    for entry in allowed:
-        if not any(_covers(entry, name) for name in names):
-            raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
+    refuse_unknown(allowed, flatten(old).keys() | flatten(new).keys())
     changes = differences(old, new)
     impossible = {key: changes[key] for key in changes if any(_covers(entry, key) for entry in fixed)}
     refuse(

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.config_keys import either, section
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.kinds import AnyConfig, config_class, new_drafter
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import Entry, renamed, table_of
+from domino_jax.models.tables import Entry, rename, table_of
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
@@ -48,7 +50,7 @@ def load_drafter(
             raw = speculators.flattened(raw, target.num_hidden_layers)
         config = config_class(raw, tensors).from_dict(raw, target)
         check_fits(config, target)
-        config = config.with_tensors(tensors)
+    config = config.with_tensors(tensors)
     speculators.check_copies(tensors, target_path, config.copies)
     skipped, table = (*config.copies, *speculators.UNUSED), drafter_table(config)
     return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
@@ -72,7 +74,7 @@ def save_drafter(
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     tensors = file_tensors(drafter_table(config), params, dtype) | config.extra_tensors()
     if format == formats.SPECULATORS:
-        tensors = {renamed(name, config.speculators_names): tensor for name, tensor in tensors.items()}
+        tensors = {rename(name, config.speculators_names): tensor for name, tensor in tensors.items()}
     hf.write_folder(folder, tensors, raw)
 
 
@@ -82,4 +84,6 @@ def stored_head(path: str | Path) -> str:
     raw = hf.read_config(folder)
     with hf.naming(folder):
         raw = speculators.flattened(raw) if speculators.is_speculators(raw) else raw
-        return config_class(raw, hf.open_tensors(folder)).head
+        kind = config_class(raw, hf.open_tensors(folder))
+        rank = either(raw, section(raw, "dflash_config"), kind.rank_key) if kind.has_head else None
+        return DrafterConfig.head if rank == 0 else kind.head  # a DSpark drafter of rank 0 has none

@@ -150,9 +150,15 @@ def as_drafted(
     config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
 ) -> tuple[AnyConfig, dict]:
     """A drafter restricted to draft_vocab tokens and to draft_window rows of the text; path: of its folder."""
-    if drafting.draft_window and config.has_backbone:
-        config = dataclasses.replace(config, draft_window=drafting.draft_window, draft_sink=drafting.draft_sink)
+    config = with_window(config, drafting)
     if not drafting.draft_vocab:
         return config, params
     tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)
     return with_draft_vocab(config, params, loaded.model.config, loaded.params, tokens, sharding)
+
+
+def with_window(config: AnyConfig, drafting: DraftSettings) -> AnyConfig:
+    """A drafter whose backbone, if it has one, reads draft_window rows of the text."""
+    if not drafting.draft_window or not config.has_backbone:
+        return config
+    return dataclasses.replace(config, draft_window=drafting.draft_window, draft_sink=drafting.draft_sink)

@@ -57,7 +57,7 @@ def deeper_tree() -> dict:
 
 
 def parameter_line() -> str:
-    """Of arrays over a mesh of 8."""
+    """What a training prints about its parameters, here over a mesh of 8 devices."""
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     specs = {"a": ("fsdp", "tensor"), "b": (), "c": (("data", "fsdp"), None)}
     places = {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, spec in specs.items()}

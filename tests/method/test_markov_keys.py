@@ -1,10 +1,15 @@
 """The config.json of DSpark's drafters: both places of the Markov keys, DeepSpec's flat files, contradictions."""
 
+import json
+
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
+from domino_jax.weights.drafter import stored_head
 from tests.helpers.public_drafter import PUBLIC_8B
 
 BACKBONE = {key: value for key, value in PUBLIC_8B.items() if key != "dflash_config"}
@@ -64,10 +69,15 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
         assert config.enable_confidence_head is there and config.confidence_head_with_markov is there
 
 
-def test_rank_zero_is_plain_shifted_dflash():
+def test_rank_zero_is_plain_shifted_dflash(tmp_path):
     nested = {**IDS, **MARKOV, "projector_type": "dspark", "markov_rank": 0, "enable_confidence_head": False}
     config = read(nested)
     assert (config.head, config.shift_label) == ("none", True)
+    (tmp_path / "config.json").write_text(json.dumps({**PUBLIC, "dflash_config": nested}))
+    save_file({"norm.weight": np.ones(4)}, tmp_path / "model.safetensors")
+    assert stored_head(tmp_path) == "none"
+    with pytest.raises(DataError, match="pure_draft_prefix_len 1"):
+        read({**nested, "pure_draft_prefix_len": 1})
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_rank_zero_is_plain_shifted_dflash():
         ({"enable_confidence_head": None, "confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),
         ({"mask_token_id": None}, {}, "lacks mask_token_id"),
         ({"selector_rank": 8}, {}, "selector_rank 8"),
-        ({"attention_mode": "mha"}, {}, "attention_mode 'mha' with 32 query and 8"),
+        ({"attention_mode": "mha"}, {}, "attention_mode 'mha' with num_attention_heads 32 and num_key_value_heads 8"),
     ],
 )
 def test_a_contradiction_or_a_missing_key_is_refused_by_name(nested, top, named):

@@ -19,7 +19,7 @@ from domino_jax.models.decoder_config import (
     refuse_values,
 )
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import EMBEDDING, Entry, renamed
+from domino_jax.models.tables import EMBEDDING, Entry, rename
 from domino_jax.runtime.errors import DataError, quote
 
 EAGLE3 = "eagle3"
@@ -218,7 +218,7 @@ class Eagle3Config(Kind, DecoderConfig):
 
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         """vLLM's names."""
-        return {renamed(entry.name, {LAYER: VLLM_LAYER}): entry.name for entry in table}
+        return {rename(entry.name, {LAYER: VLLM_LAYER}): entry.name for entry in table}
 
     def with_tensors(self, tensors: Any) -> "Eagle3Config":
         """The config with the draft vocabulary of a folder (weights/hf.py), from d2t, against which t2d is checked."""
@@ -230,7 +230,7 @@ class Eagle3Config(Kind, DecoderConfig):
                 f"{tensors.folder} lacks {' and '.join(missing)}, which map its {self.draft_vocab_size} draft tokens to"
                 f" the target's {self.vocab_size}."
             )
-        offsets = tensors.read(OFFSETS)
+        offsets = tensors.read(OFFSETS).reshape(-1)
         config = self.with_draft_tokens(np.arange(offsets.size) + offsets)
         if not np.array_equal(np.flatnonzero(tensors.read(MEMBERS)), config.target_ids):
             raise DataError(f"{tensors.folder}: {OFFSETS} and {MEMBERS} name different tokens; d2t holds offsets.")

@@ -83,23 +83,22 @@ class MarkovConfig(DrafterConfig):
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
         """As of DrafterConfig; a file of rank 0 has no head: it is that of plain DFlash, shifted as all of these."""
         nested = section(raw, "dflash_config")
-        if either(raw, nested, "markov_rank") != 0:
-            return super().from_dict(raw, target)
-        confident = boolean(raw, nested, "enable_confidence_head")
-        refuse(bool(confident), "markov_rank 0 leaves no Markov head, and enable_confidence_head needs one")
-        raw, nested = ({name: part[name] for name in part if name not in cls.own_keys} for part in (raw, nested))
-        return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
-
-    @classmethod
-    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
         # Slot k predicts the token after its own, and the head corrects every draft.
         only = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True}
         refuse_other_layout(raw, nested, "DSpark", only | {"pure_draft_prefix_len": 0})
         mode, heads, pairs = either(raw, nested, _ATTENTION), *map(raw.get, _HEADS)
         refuse(
-            mode not in (None, "mha" if pairs == heads else "gqa"),
-            f"{_ATTENTION} {quote(mode)} with {heads} query and {pairs} key heads: gqa has fewer of the latter",
+            mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"),
+            f"{_ATTENTION} {quote(mode)} with {_HEADS[0]} {heads} and {_HEADS[1]} {pairs}: gqa has fewer of the latter",
         )
+        if either(raw, nested, "markov_rank") != 0:
+            return super().from_dict(raw, target)
+        refuse(_confident(raw, nested), "markov_rank 0 leaves no Markov head, and enable_confidence_head needs one")
+        raw, nested = ({name: part[name] for name in part if name not in cls.own_keys} for part in (raw, nested))
+        return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
+
+    @classmethod
+    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
         rank, kind = (either(raw, nested, name) for name in cls.needed)
         kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
         if kind not in MARKOV_KINDS:
@@ -107,10 +106,7 @@ class MarkovConfig(DrafterConfig):
                 f"the drafter's config.json has markov_head_type {quote(kind)}; expected one of"
                 f" {', '.join(MARKOV_KINDS)}."
             )
-        confident = boolean(raw, nested, "enable_confidence_head")
-        if confident is None:  # by default it is there if its loss has a weight
-            weight = either(raw, nested, "confidence_head_alpha")
-            confident = weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
+        confident = _confident(raw, nested)
         with_markov = confident and bool(boolean(raw, nested, "confidence_head_with_markov"))
         values = (integer("markov_rank", rank), kind, confident, with_markov)
         return {"shift_label": True, **dict(zip(KEYS, values, strict=True))}
@@ -143,6 +139,12 @@ class MarkovConfig(DrafterConfig):
         if self.markov_head_type != VANILLA:
             return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
         return self.convolution_refusal()
+
+
+def _confident(raw: dict[str, Any], nested: dict[str, Any]) -> bool:
+    """enable_confidence_head, which is by default whether its loss has a weight."""
+    stated, weight = boolean(raw, nested, "enable_confidence_head"), either(raw, nested, "confidence_head_alpha")
+    return stated if stated is not None else weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
 
 
 class MarkovHead(Head):
