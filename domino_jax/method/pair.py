@@ -57,10 +57,9 @@ class Models:
         """Hidden states [..., D] → the target's float32 logits [..., V]."""
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
-    def gathered_unembed(self) -> Callable[[jax.Array], jax.Array]:
-        """`unembed` for many calls in one program, with a matrix that is gathered once."""
-        params = self.target.with_gathered_head(self.target_params)
-        return lambda hidden: self.target.apply({"params": params}, hidden, method=Qwen3.unembed)
+    def with_gathered_head(self) -> "Models":
+        """These models for many calls of `unembed` and `draft_logits` in one program: the matrix is gathered once."""
+        return self.replace(target_params=self.target.with_gathered_head(self.target_params))
 
     def draft_logits(self, z: jax.Array) -> jax.Array:
         """The backbone's z [..., D], or the like of another drafter → its base logits float32 [..., N].

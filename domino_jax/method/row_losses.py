@@ -83,7 +83,7 @@ def row_loss(
     Args:
         features, hidden: of the target, [B, S, C·D] and [B, S, D] (after the final norm).
     """
-    parts = objective.parts(models, models.gathered_unembed(), features, batch, hidden)
+    parts = objective.parts(models, models.with_gathered_head().unembed, features, batch, hidden)
     return sliced_loss(parts, labels, objective)
 
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method import blocks
-from domino_jax.method.backbone import transformed_logits
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.kinds import AnyDrafter
@@ -105,11 +104,8 @@ def drafter_loss(
     if settings.frozen_backbone:
         backbone = jax.lax.stop_gradient(models.drafter_params["backbone"])
         models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
-    unembed = models.gathered_unembed()
-
-    def base_logits(z):
-        return transformed_logits(unembed(z), config)
-
+    gathered = models.with_gathered_head()  # for logits alone: tokens are looked up in the table as it is spread
+    base_logits = gathered.draft_logits
     x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
     positions = batch["positions"] if "positions" in batch else None
     before = blocks.head_tokens(tokens, anchors, config.num_drafts, config.lead, positions)
@@ -126,7 +122,7 @@ def drafter_loss(
     def outputs_of(params, z, codes, states):
         base = base_logits(z)
         final = corrected(drafter, {"head": params}, base, codes)
-        return Outputs(base, final, None if states is None else unembed(states))
+        return Outputs(base, final, None if states is None else gathered.unembed(states))
 
     # The rest of the head has run: zeros would be summed for its weights in every slice.
     params = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
