@@ -297,7 +297,7 @@ def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) 
     if saved["data"] != meta["data"] and not any(entry.split(".")[0] == "data" for entry in allowed):
         raise DataError(
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
-            f"{meta['data'][:12]} now); bring the old rows back,\n"
+            f"{meta['data'][:12]} now); bring the old rows and decode.thinking back,\n"
             "train in another workdir, or allow it with --allow_config_change=data.train"
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.width import Choice
+from domino_jax.decoding.width import Dispatch
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, request_keys
@@ -93,8 +93,7 @@ class Queue:
         self.state: DecodeState | None = None
         self.controller = generator.controller(mode)
         self.pace = self.controller and self.controller.new_pace()
-        self.choice: Choice | None = None  # the last dispatch where the width is adaptive
-        self.ran: tuple[float, bool] | None = None  # seconds of a dispatch, and whether its program was compiled before
+        self.ran: Dispatch | None = None  # the last one, where the width is adaptive
 
     def add(self, prompt: Sequence[int], request: Request) -> Ticket:
         self.waiting.append(Ticket(prompt, request))
@@ -145,14 +144,16 @@ class Queue:
 
     def advance(self, rounds: int) -> None:
         """Up to `rounds` rounds in one dispatch (Generator.dispatch)."""
-        drafts, clock, compiled = None, self.clock, self.clock.compile_seconds
+        clock, choice, drafts = self.clock, None, None
         if self.pace:
-            self.choice = self.controller.choose(self.pace, len(self.rows))
-            drafts, rounds = self.choice.drafts, min(rounds, self.choice.rounds)
+            choice = self.controller.choose(self.pace, len(self.rows))
+            rounds, drafts = min(rounds, choice.rounds), choice.drafts
+        compiled = clock.compile_seconds
         program = self.generator.dispatch(self.models, self.state, self.mode, rounds, self.idle(), drafts=drafts)
         self.state, seconds = self.generator.run(clock, *program, donate=(1,))
         clock.decode_seconds += seconds
-        self.ran = seconds, clock.compile_seconds == compiled
+        if choice:
+            self.ran = Dispatch(choice, len(self.rows), seconds, timed=clock.compile_seconds == compiled)
 
     def collect(self) -> list[Ticket]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""
@@ -179,11 +180,9 @@ class Queue:
                 self.rows[place] = None
                 if self.prefixes:
                     self._keep(place, ticket)
-        if self.pace and self.ran and longest:
-            seconds, timed = self.ran
-            lost = self.controller.observe(self.pace, len(self.rows), self.choice, emitted, longest, seconds, timed)
-            self.clock.exploring_seconds += lost
-            self.clock.widths[str(self.choice.drafts)] += longest
+        if self.ran and longest:
+            self.clock.exploring_seconds += self.controller.observe(self.pace, self.ran, longest, emitted)
+            self.clock.widths[str(self.ran.choice.drafts)] += longest
         self._free_idle()
         return list(tickets.values())
 

@@ -37,6 +37,18 @@ class Choice(NamedTuple):
     instead: float | None = None
 
 
+class Dispatch(NamedTuple):
+    """A choice that has run, for a batch of `rows` rows.
+
+    timed: False for the first run of a program, which takes longer.
+    """
+
+    choice: Choice
+    rows: int
+    seconds: float
+    timed: bool = True
+
+
 class Pace:
     """The dispatches of one request, or of one batch of several rows, with the evidence about its text.
 
@@ -95,23 +107,14 @@ class WidthController:
             return probe
         return Choice(best, min(2 * used.rounds, LONGEST) if used and used.drafts == best else FIRST)
 
-    def observe(
-        self,
-        pace: Pace,
-        rows: int,
-        choice: Choice,
-        emitted: Sequence[int],
-        rounds: int,
-        seconds: float,
-        timed: bool = True,
-    ) -> float:
-        """Learns from a dispatch of `rows` rows; returns the seconds lost if it explored.
+    def observe(self, pace: Pace, dispatch: Dispatch, rounds: int, emitted: Sequence[int]) -> float:
+        """Learns from a dispatch; returns the seconds lost if it explored.
 
         Args:
-            emitted: tokens of each round of each row, without rounds that the end of an answer has cut.
             rounds: that the batch ran, at least 1.
-            timed: False for the first run of a program, which takes longer.
+            emitted: tokens of each round of each row, without rounds that the end of an answer has cut.
         """
+        choice, rows, seconds, timed = dispatch
         emitted, key, lost = np.asarray(emitted, int), (rows, choice.drafts), 0.0
         mean = emitted.mean() if emitted.size else 1.0
         self.seconds += seconds

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from domino_jax.decoding.width import WidthController
+from domino_jax.decoding.width import Dispatch, WidthController
 
 WIDTHS = (0, 4, 8, 16)
 ANSWER = 400  # tokens of a request
@@ -36,9 +36,8 @@ class Simulation:
             draws = self.random.random((choice.rounds, self.rows, choice.drafts)) < accepted[: choice.drafts]
             lengths = 1 + np.cumprod(draws, axis=-1).sum(-1)
             seconds = choice.rounds * self.machine(choice.drafts) * self.random.uniform(0.97, 1.03)
-            dispatch = self.pace, self.rows, choice
-            timed = choice.drafts in self.programs
-            self.lost += self.controller.observe(*dispatch, lengths.ravel(), choice.rounds, seconds, timed)
+            dispatch = Dispatch(choice, self.rows, seconds, timed=choice.drafts in self.programs)
+            self.lost += self.controller.observe(self.pace, dispatch, choice.rounds, lengths.ravel())
             self.programs.add(choice.drafts)
             self.seconds += seconds
             emitted += choice.rounds * expected[choice.drafts]
