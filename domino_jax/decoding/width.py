@@ -9,6 +9,7 @@ Now and then a dispatch explores another width, because the text or the machine 
 seconds against the width in use, none explores for L / SHARE seconds.
 """
 
+import copy
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -56,8 +57,8 @@ class Pace:
     tokens: of a row since the last drafts.  used: the last dispatch that did not explore.
     """
 
-    def __init__(self, trials: np.ndarray, failures: np.ndarray):
-        self.trials, self.failures = trials.copy(), failures.copy()
+    def __init__(self, places: int):
+        self.trials, self.failures = np.zeros(places), np.zeros(places)
         self.tokens = 0.0
         self.used: Choice | None = None
 
@@ -86,11 +87,11 @@ class WidthController:
         self._next_probe = 0.0
         self._trials = np.full(self.widths[-1], PRIOR_TRIALS)
         self._failures = PRIOR_FAILURE * self._trials
-        self._last = Pace(np.zeros(self.widths[-1]), np.zeros(self.widths[-1]))
+        self._last = Pace(self.widths[-1])
 
     def new_pace(self) -> Pace:
-        """For a request, or a batch; new_text begins it."""
-        self._last = Pace(self._last.trials, self._last.failures)
+        """For a request, or a batch, with the evidence of the last one; new_text begins it."""
+        self._last = copy.deepcopy(self._last)
         return self._last
 
     def choose(self, pace: Pace, rows: int) -> Choice:

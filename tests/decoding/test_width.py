@@ -43,8 +43,8 @@ class Simulation:
             emitted += choice.rounds * expected[choice.drafts]
             self.left -= lengths.sum() / self.rows
             if self.rows == 1 and self.left <= 0:
+                self.pace, self.left = self.controller.new_pace(), ANSWER  # as in a call for each answer
                 self.pace.new_text()
-                self.left = ANSWER
         return (self.seconds - before) / emitted
 
     def fixed(self, accepted: np.ndarray) -> dict[int, float]:
