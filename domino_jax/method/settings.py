@@ -218,6 +218,21 @@ class DraftSettings:
         )
         return problem or (self.tree and self.tree.problem())
 
+    def vocabulary_problem(self, config: "DrafterConfig") -> Problem | None:
+        """A draft vocabulary that this drafter cannot have."""
+        size, vocab, least = self.draft_vocab, config.vocab_size, config.candidates(0) if config.has_backbone else 0
+        counted = f"but an {config.title} drafter has a draft vocabulary already; set it to 0"
+        return first_problem(
+            self,
+            ("draft_vocab", not size or not config.counts_tokens, counted),
+            ("draft_vocab", size <= vocab, f"but the target has {vocab} tokens; lower it, or set it to 0"),
+            (
+                "draft_vocab",
+                not size or size >= least,
+                f"but the drafter's head chooses among {least} tokens; raise it, or set it to 0",
+            ),
+        )
+
     def width_problem(self, config: "DrafterConfig") -> Problem | None:
         """A number of drafts, or a tree, that this drafter does not make."""
         change = f"but this drafter makes at most {config.most_drafts} drafts; lower it, or set 0"
@@ -363,7 +378,7 @@ class DecodeSettings:
             if not drafter.has_backbone or drafting.draft_window < drafter.block_size:
                 problems.append(Problem("draft_window", drafting.draft_window, change))
         if drafter:
-            problems.append(drafting.width_problem(drafter))
+            problems += [drafting.width_problem(drafter), drafting.vocabulary_problem(drafter)]
             if drafting.tree and drafting.tree.candidates > vocab:
                 change = f"but the vocabulary has {vocab} tokens; lower it"
                 problems.append(Problem("tree.candidates", drafting.tree.candidates, change))

@@ -55,14 +55,9 @@ def choose_tokens(
         DominoError: a size that the drafter cannot have.
         DataError: neither its folder nor drafting.draft_vocab_rows gives frequencies.
     """
-    vocab, least = config.vocab_size, 0 if not config.has_backbone else config.candidates(0)
-    refused = [
-        (config.counts_tokens, f"an {config.title} drafter has a draft vocabulary already; set it to 0"),
-        (drafting.draft_vocab > vocab, f"the target has {vocab} tokens; lower it, or set it to 0"),
-        (drafting.draft_vocab < least, f"the drafter's head chooses among {least} tokens; raise it, or set it to 0"),
-    ]
-    for change in (change for wrong, change in refused if wrong):
-        raise DominoError(f"decode.draft_vocab is {drafting.draft_vocab}, but {change}.")
+    if problem := drafting.vocabulary_problem(config):
+        raise DominoError(f"decode.{problem}")
+    vocab = config.vocab_size
     order = read_order(folder, vocab)
     if order is None and drafting.draft_vocab_rows:
         order = order_of_rows_in(drafting.draft_vocab_rows, tokenizer, vocab)
@@ -71,7 +66,9 @@ def choose_tokens(
             f"decode.draft_vocab is {drafting.draft_vocab}, but {folder} has no {TOKEN_ORDER} with the frequencies of"
             " tokens; name rows with answers in data.train, or set draft_vocab to 0."
         )
-    return frequent_tokens(order, vocab, drafting.draft_vocab, always=stop_ids)
+    # A tokenizer may know ids that the embedding has no row for.
+    always = [token for token in stop_ids if token < vocab]
+    return frequent_tokens(order, vocab, drafting.draft_vocab, always)
 
 
 def with_draft_vocab(

@@ -11,7 +11,7 @@ import pytest
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.propose import draft_base, propose, roll_out_head, slot_candidates
 from domino_jax.method.rollout import settle
-from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.draft_vocab import choose_tokens, order_bytes, read_order
 from domino_jax.weights.hf import TOKEN_ORDER
@@ -46,7 +46,7 @@ def test_drafts_are_those_of_logits_without_the_other_tokens(head, count):
 def test_the_order_comes_from_the_drafters_folder_or_from_a_file_of_answers(tmp_path):
     (tmp_path / TOKEN_ORDER).write_bytes(order_bytes(np.array([7, 200, 3])))
     config = dataclasses.replace(random_models(4, head="medusa").drafter.config, vocab_size=256)
-    arguments = {"tokenizer": None, "stop_ids": (90,)}
+    arguments = {"tokenizer": None, "stop_ids": (90, 300)}  # the embedding has no row 300
     assert choose_tokens(tmp_path, config, DraftSettings(draft_vocab=3), **arguments).tolist() == [7, 90, 200]
     (tmp_path / "rows.jsonl").write_text('{"token_ids": [4, 8, 8, 9], "loss_mask": [0, 1, 1, 1]}')
     counted = DraftSettings(draft_vocab=4, draft_vocab_rows=str(tmp_path / "rows.jsonl"))
@@ -69,3 +69,6 @@ def test_a_size_that_cannot_be_is_refused(head, size, error, tmp_path):
     with pytest.raises(error, match=f"decode.draft_vocab is {size}, but ") as refused:
         choose_tokens(tmp_path, config, drafting, None, ())
     assert type(refused.value) is error and len(str(refused.value).splitlines()) == 1
+    if error is DominoError:  # before the training whose final decoding would use it
+        with pytest.raises(DominoError, match=f"decode.draft_vocab is {size}, but "):
+            DecodeSettings(drafting=drafting).check(VOCAB, config)
