@@ -38,10 +38,11 @@ from domino_jax.decoding.conversations import (
 )
 from domino_jax.evals.models import check_kind
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings
+from domino_jax.method.settings import DecodeSettings, SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.values import width_of
+from domino_jax.recipe.decoding import fit_to_drafter
+from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import barrier
 from domino_jax.runtime.distributed import say
@@ -97,26 +98,21 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
 
 
 def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
-    """How prompts are answered: the recipe's values, with drafts as `decode` makes them.
+    """How prompts are answered: the recipe's values, with chains as `decode` drafts them.
 
     The width is adaptive unless decode.width is among set_keys, the keys that the command line sets.
     """
     section = config.regenerate
-    return DecodeSettings().change(
+    drafting = decode_settings(config.decode, config.drafter.head, config.data.train).drafting
+    return DecodeSettings(
         batch_size=section.batch_size,
         max_new_tokens=section.max_new_tokens,
-        temperature=section.temperature,
-        top_k=section.top_k,
-        top_p=section.top_p,
+        sampling=SamplingParams(section.temperature, section.top_k, section.top_p),
         seed=config.seed,
+        drafting=dataclasses.replace(drafting, tree=None),
         thinking=config.decode.thinking,
         dtype=config.target.dtype,
         width=width_of(config.decode, set_keys),
-        draft_sharpness=config.decode.draft_sharpness,
-        head_candidates=config.decode.head_candidates,
-        head_passes=config.decode.head_passes,
-        draft_vocab=config.decode.draft_vocab,
-        draft_vocab_rows=config.data.train,
     )
 
 
@@ -226,6 +222,9 @@ def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: s
     mesh = jax.sharding.get_mesh()
     everywhere = None if mesh.empty else replicated(mesh)
     models = load_models(loaded, drafter_path, everywhere, settings.drafting)
+    settings, notes = fit_to_drafter(settings, models.drafter.config)
+    for note in notes:
+        say(note)
     return Answerer(models, settings, loaded.stop_ids)
 
 
@@ -235,7 +234,8 @@ def own_queues(
     """The work of this process: every count-th queue, unless all its rows have an answer.
 
     The queues are the same whatever is done already and however many processes there are. So a row is always computed
-    beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds.
+    beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds; but for
+    near ties of an adaptive width, which depends on the clock.
     """
     for number, queue in enumerate(queues(started, batch_size)):
         missing = any(conversation.row["id"] not in done for conversation in queue)

@@ -120,7 +120,7 @@ class Answerer:
         drafts = self.drafts(longest)
         if drafts not in self.generators:
             models = self.models_for(longest)
-            block = models.drafter.config.block_size + 1 if drafts else 1
+            block = self.settings.block_rows(models.drafter and models.drafter.config)
             settings = dataclasses.replace(self.settings, cache_length=self.limit + block)
             self.generators[drafts] = new_generator(models, settings, self.stop_ids)
         return self.generators[drafts]

@@ -219,6 +219,11 @@ def test_a_missing_drafter_is_reported(target, tmp_path, capsys):
     argv += ["--config.regenerate.use_drafter=True", f"--config.drafter.path={GOLDEN / 'drafter'}"]
     assert run("regenerate", *argv, "--config.drafter.head=eagle3") == 2
     assert "drafter.head is 'eagle3', but the drafter in" in capsys.readouterr().err
+    # The drafts are those of the decode section.
+    argv += ["--config.regenerate.max_new_tokens=5", "--config.decode.num_drafts=9", "--config.decode.draft_window=2"]
+    assert run("regenerate", *argv) == 2
+    out, err = capsys.readouterr()
+    assert "decode.num_drafts is 9, " in out and "decode.draft_window is 2, " in err
 
 
 # ------------------------------------------------------------------------------------------------------ processes
