@@ -90,8 +90,7 @@ class Decoder:
                 {"role", "content"} messages, or a list of token ids.
             mode: "tree", "draft" (or "domino"), "backbone" or "autoregressive"; the first of them that was loaded when
                 None.
-            sampling: temperature, top_k, top_p, min_p, seed, max_new_tokens; the temperature given to `load`, 0 by
-                default, when left out.
+            sampling: temperature, top_k, top_p, min_p, seed, max_new_tokens; what is left out is as given to `load`.
 
         Raises:
             DataError: a prompt that is empty or does not fit.  DominoError: a value out of range.
@@ -141,9 +140,9 @@ class Decoder:
         check_prompt(row, where)
         return encode_prompt(self.tokenizer, row, self.thinking, where)
 
-    def _request(self, noise: int, temperature: float | None = None, **sampling) -> Request:
-        default = self.generator.settings.sampling.temperature
-        return _request(noise, default if temperature is None else temperature, **sampling)
+    def _request(self, noise: int, **sampling) -> Request:
+        settings = self.generator.settings
+        return _request(noise, **{**vars(settings.sampling), "seed": settings.seed, **sampling})
 
     def _text(self, token_ids: list[int]) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -204,10 +203,10 @@ def prompt_row(prompt: Prompt, tokenizer) -> dict:
 def _request(
     noise: int,
     temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int = 0,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
     max_new_tokens: int | None = None,
 ) -> Request:
     sampling = SamplingParams(float(temperature), int(top_k), float(top_p), float(min_p))

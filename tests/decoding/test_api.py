@@ -86,6 +86,13 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another():
     assert one == two != three
 
 
+def test_sampling_that_a_call_leaves_out_is_that_of_load():
+    values = {"temperature": 1.5, "top_k": 20, "seed": 4}
+    sizes = {"dtype": "float32", "cache_length": 64, "max_new_tokens": 12}
+    warm = domino_jax.load(str(GOLDEN / "tied_shift" / "target"), **sizes, **values)
+    assert warm.generate([[5, 6, 7]]) == warm.generate([[5, 6, 7]], **values) != warm.generate([[5, 6, 7]], seed=5)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
