@@ -47,6 +47,11 @@ def decode_prompts(
         restart: begin from scratch where `output` holds an unfinished run of something else, instead of refusing it.
     """
     settings = info.settings
+    if (most := max(settings.concurrency, default=0)) > len(prompts):
+        raise DominoError(
+            f"decode.concurrency has {most}, but there are {len(prompts)} prompts, which would be fewer rows; decode"
+            " more prompts, or lower it."
+        )
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = mode_lanes(models, target, settings, settings.batch_size)
 

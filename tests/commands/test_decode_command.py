@@ -234,6 +234,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": TARGET}, 2, "there is no such file"),
         (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
         (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "remove one of them"),
+        (GOOD, {"config__decode__concurrency": "(2,8)"}, 2, "decode.concurrency has 8, but there are 1 prompts"),
         (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
         (GOOD, {"config__decode__compare": "('./a',)", "config__decode__parity": "fixed_shape"}, 2, "near_tie"),
         (GOOD, {"output": "gs://bucket/out"}, 2, "--output=gs://bucket/out is in a bucket"),
