@@ -97,7 +97,7 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
     elif kind.nucleus:
         edge = jnp.where(top_p < 1.0, _pool_threshold((pool - top) / divisor, logits, top_p), -jnp.inf)
         logits = jnp.where(logits >= edge, logits, -jnp.inf)
-    logits = jnp.where(logits >= logits.max(axis=-1, keepdims=True) + jnp.log(min_p), logits, -jnp.inf)
+    logits = jnp.where(logits >= jnp.log(min_p), logits, -jnp.inf)  # the largest is 0
     return jnp.where(temperature > 0, logits, unchanged)
 
 
@@ -173,8 +173,25 @@ def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharp
         noise: float32 [B, T, Q], None where the choice reads none.
     """
     if noise is None:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    values = process_logits(logits, params)
-    log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
-    values = jnp.where(params.columns()[0] > 0, sharpness * log_p + noise, values)
-    return jnp.argmax(values, axis=-1).astype(jnp.int32)
+        return _best(logits)
+    log_p = process_logits(logits, params)  # up to a constant, which changes no choice
+    values = jnp.where(params.columns()[0] > 0, sharpness * log_p + noise, log_p)
+    return _best(values)
+
+
+def _best(values: jax.Array) -> jax.Array:
+    """jnp.argmax of values [..., Q], int32 [...].
+
+    XLA:CPU runs argmax element by element, and all that is fused into it. Two plain reductions take 0.2 ms instead of
+    1.1 for 5 rows of 49,152 on one core, and 1.3 instead of 5.0 with the noise.
+    """
+
+    def two_reductions(values):
+        values = jax.lax.optimization_barrier(values)  # or each reduction computes the noise again
+        places = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+        below = values < values.max(axis=-1, keepdims=True)  # never true of NaN, so the result is always a place
+        return jnp.where(below, values.shape[-1], places).min(axis=-1)
+
+    return jax.lax.platform_dependent(
+        values, cpu=two_reductions, default=lambda values: jnp.argmax(values, axis=-1).astype(jnp.int32)
+    )
