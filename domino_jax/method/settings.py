@@ -280,7 +280,7 @@ class DecodeSettings:
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     parity: str = key("near_tie", choices=PARITIES)
     # fixed: every round verifies num_drafts. adaptive: each dispatch chooses among `widths` and these, by what was
-    # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. regenerate and
+    # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. serve, regenerate and
     # decode --interactive are adaptive unless the command line sets this key.
     width: str = key("fixed", choices=WIDTHS)
     # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).

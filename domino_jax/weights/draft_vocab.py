@@ -64,7 +64,7 @@ def choose_tokens(
     if order is None or not len(order):
         raise DataError(
             f"decode.draft_vocab is {drafting.draft_vocab}, but {folder} has no {TOKEN_ORDER} with the frequencies of"
-            " tokens; name rows with answers in data.train, or set draft_vocab to 0."
+            " tokens; name rows with answers in data.train (in Python draft_vocab_rows), or set draft_vocab to 0."
         )
     # A tokenizer may know ids that the embedding has no row for.
     always = [token for token in stop_ids if token < vocab]
