@@ -103,7 +103,7 @@ def main(flags: cli.Flags) -> None:
                 for note in notes:
                     say(note)
             prompts = fitting([new_generator(models, settings)], prompts)
-            info = info.loaded(settings, loaded, prompts, drafter)
+            info = info.loaded(settings, loaded, prompts, models)
             report = decode_prompts(models, loaded, prompts, info, output)
             if distributed.is_primary():
                 console_table(report)

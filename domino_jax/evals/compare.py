@@ -62,7 +62,7 @@ def compare_drafters(
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = drafter_lanes(drafters, target.stop_ids)
     infos = {
-        name: info.loaded(one.settings, target, prompts, one.models.drafter.config, drafter=one.path, drafter_name=name)
+        name: info.loaded(one.settings, target, prompts, one.models, drafter=one.path, drafter_name=name)
         for name, one in drafters.items()
     }
     whole = info.loaded(settings, target, prompts, None)

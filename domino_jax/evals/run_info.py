@@ -12,6 +12,7 @@ from domino_jax.evals.prompts import Prompt, fingerprint
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
+from domino_jax.weights.draft_vocab import copied_bytes
 from domino_jax.weights.loading import LoadedTarget
 
 
@@ -40,6 +41,7 @@ class RunInfo:
     settings: DecodeSettings | None = None
     drafter_name: str | None = None
     drafter_config: AnyConfig | None = None
+    copied_bytes: int = 0  # of a draft vocabulary, in memory
     prompts: int = 0
     template: str | None = None
     stop_ids: tuple[int, ...] = ()
@@ -49,14 +51,16 @@ class RunInfo:
         settings: DecodeSettings,
         target: LoadedTarget,
         prompts: Sequence[Prompt],
-        drafter_config: AnyConfig | None,
+        models: Models | None,
         **drafter: str,
     ) -> "RunInfo":
         """With what loading showed; `drafter` (its path, drafter_name) is that of one drafter in a comparison."""
+        drafting = models is not None and models.drafter is not None
         return dataclasses.replace(
             self,
             settings=settings,
-            drafter_config=drafter_config,
+            drafter_config=models.drafter.config if drafting else None,
+            copied_bytes=copied_bytes(models.drafter_params) if drafting and settings.drafting.draft_vocab else 0,
             prompts=len(prompts),
             template=target.tokenizer.chat_template if target.tokenizer is not None else None,
             stop_ids=() if settings.ignore_eos else target.stop_ids,
@@ -116,6 +120,7 @@ class RunInfo:
             "shift_label": choices.shift_label if choices.has_backbone else None,
             "layers": choices.num_hidden_layers,
             "target_layer_ids": list(choices.target_layer_ids),
+            "draft_vocab_bytes": self.copied_bytes,
         }
         return {
             **origin,

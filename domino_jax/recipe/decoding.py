@@ -246,7 +246,7 @@ def decode_trained(
     prompts = final_prompts(config, target, models, settings)
     prompt_file = PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
     info = RunInfo(requested, config.target.path, path, prompt_file)
-    info = info.loaded(settings, target, prompts, drafter_config if models.drafter else None)
+    info = info.loaded(settings, target, prompts, models)
     if not is_remote(output):
         # An interrupted decoding of other weights there is of no use: the training has gone on since.
         return decode_prompts(models, target, prompts, info, Path(output), restart=True)

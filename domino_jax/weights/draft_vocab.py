@@ -90,6 +90,11 @@ def with_draft_vocab(
     return config.with_vocabulary(tokens), params
 
 
+def copied_bytes(params: Params) -> int:
+    """Bytes of the columns that `with_draft_vocab` copied into these parameters."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves([params["lm_head"], params.get("head", {}).get("up")]))
+
+
 def _columns(matrix: jax.Array, tokens: np.ndarray, path: tuple[str, ...], place: Sharding) -> jax.Array:
     """matrix [X, V] → [X, N]."""
     where = place(path, (matrix.shape[0], len(tokens))) if callable(place) else place
