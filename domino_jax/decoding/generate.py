@@ -14,11 +14,9 @@ from domino_jax.decoding.queue import Queue, Ticket
 from domino_jax.decoding.requests import Request
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.sampling import RowSampling
-from domino_jax.method.settings import BASELINE, DecodeSettings, SamplingKind, canonical_mode
+from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, canonical_mode
 from domino_jax.models.cache import slots_of
 
-QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
 
@@ -107,11 +105,10 @@ class Generator(Programs):
 
         Args:
             clock: counts on with every piece.
-            prefixes: of earlier texts, from which the prompt starts; the finished text is added. In fixed shape they
-                are not used: what one mode has left would decide what another one reads.
+            prefixes: of earlier texts, from which the prompt starts; the finished text is added.
         """
-        prefixes = None if self.settings.fixed_shape else prefixes
-        queue = self.queue(models, mode, [prompt], [request], clock=clock, prefixes=prefixes, single=True)
+        one_row = dataclasses.replace(self, settings=self.settings.change(batch_size=1))
+        queue = one_row.queue(models, mode, [prompt], [request], prefixes=prefixes, clock=clock)
         [ticket] = queue.waiting
         tokens, rounds = 0, 0
         while True:
@@ -131,43 +128,16 @@ class Generator(Programs):
         models: Models,
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int | Request],
-        plain: bool = False,
         rows: int | None = None,
     ) -> DecodeState:
         """Prefills one batch of `rows` (batch_size); rows without a prompt are done once they have a single token.
 
         The caches have room for the whole answers and a block of any mode.
-
-        plain: leave out the drafter's context, which autoregressive decoding does not need.
         """
-        requests = [self.request(request) for request in requests]
-        least = self._slots_of_answers(prompts, requests)
-        queue = Queue(self, models, BASELINE, plain=plain, kind=self._sampling_kind(requests), least=least)
-        tickets = [Ticket(prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+        tickets = [Ticket(prompt, self.request(one)) for prompt, one in zip(prompts, requests, strict=True)]
+        queue = Queue(self, models, DRAFT if models.drafter else BASELINE, tickets)
+        queue.least = self.slots(queue.whole_answers())
         return queue.prefill(tickets, rows or self.settings.batch_size)
-
-    def dispatch(
-        self,
-        models: Models,
-        state: DecodeState,
-        mode: str,
-        max_rounds: int,
-        idle: int | None = None,
-        longest: int | None = None,
-        drafts: int | None = None,
-    ) -> tuple[tuple, Callable[..., DecodeState], tuple]:
-        """(key, program, arguments) of `run` for up to max_rounds rounds (loop.run_rounds); the state is to be donated.
-
-        Args:
-            drafts: of a round; None: as the settings say.
-            longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
-        """
-        rows, slots = state.done.shape[0], slots_of(state.target_cache)
-        idle = rows - 1 if idle is None else idle
-        longest = slots - self.block_rows(mode) if longest is None else longest
-        arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
-        key = (canonical_mode(mode), rows, slots, _kind(state.sampling), bool(state.draft_cache), drafts)
-        return key, self.rounds(mode, drafts), arguments
 
     def advance(
         self,
@@ -176,13 +146,25 @@ class Generator(Programs):
         mode: str,
         max_rounds: int,
         *,
+        idle: int | None = None,
+        longest: int | None = None,
+        drafts: int | None = None,
         clock: Clock | None = None,
-        **limits: Any,
     ) -> DecodeState:
-        """Runs one `dispatch`; the state passed in is donated."""
-        clock = clock or Clock()
-        program = self.dispatch(models, state, mode, max_rounds, **limits)
-        state, seconds = self.run(clock, *program, donate=(1,))
+        """Up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
+
+        Args:
+            idle: None: until all rows are done.
+            longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
+            drafts: of a round; None: as the settings say.
+        """
+        clock, rows, slots = clock or Clock(), state.done.shape[0], slots_of(state.target_cache)
+        idle = rows - 1 if idle is None else idle
+        longest = slots - self.block_rows(mode) if longest is None else longest
+        arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
+        kind = state.sampling and state.sampling.kind
+        key = (canonical_mode(mode), rows, slots, kind, bool(state.draft_cache), drafts)
+        state, seconds = self.run(clock, key, self.rounds(mode, drafts), arguments, donate=(1,))
         clock.decode_seconds += seconds
         return state
 
@@ -205,31 +187,8 @@ class Generator(Programs):
             DominoError, DataError: of `generate`.
         """
         self.check_mode(mode)
-        requests = self._requests(prompts, requests)
-        least, most = 0, self.settings.cache_length
-        if self.settings.fixed_shape and prompts:
-            # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So
-            # the caches keep one size, which does not depend on the mode.
-            least = self._slots_of_answers(prompts, requests)
-        elif len(prompts) > self.settings.batch_size:
-            # While prompts wait some row is always near its end, so the caches stay at their largest: no power of two.
-            longest = max(map(len, prompts))
-            room = QUEUE_STEP * -(-self._longest_answer(prompts, requests) // QUEUE_STEP)
-            most = min(max(room, self.slots(self.bucket(longest))), most)
-        choices = {"kind": self._sampling_kind(requests), "least": least, "most": most, **choices}
-        queue = Queue(self, models, mode, plain=self.plain(mode), **choices)
-        for prompt, request in zip(prompts, requests, strict=True):
-            queue.add(prompt, request)
-        return queue
-
-    def _slots_of_answers(self, prompts: Sequence[Sequence[int]], requests: Sequence[Request]) -> int:
-        """The size that holds every prompt with its whole answer and a block of any mode."""
-        return self.slots(self._longest_answer(prompts, requests))
-
-    def _longest_answer(self, prompts: Sequence[Sequence[int]], requests: Sequence[Request]) -> int:
-        """Tokens of the longest prompt with its whole answer and a block of any mode."""
-        pairs = zip(prompts, requests, strict=True)
-        return max(len(prompt) + one.max_new_tokens for prompt, one in pairs) + self.limits.block_rows
+        tickets = [Ticket(*pair) for pair in zip(prompts, self._requests(prompts, requests), strict=True)]
+        return Queue(self, models, mode, tickets, **choices)
 
     def _requests(self, prompts, requests: Sequence[int | Request] | None) -> list[Request]:
         requests = [self.request(request) for request in (range(len(prompts)) if requests is None else requests)]
@@ -242,12 +201,6 @@ class Generator(Programs):
         request = request if isinstance(request, Request) else Request(request)
         missing = [name for name in ("seed", "max_new_tokens", "sampling") if getattr(request, name) is None]
         return dataclasses.replace(request, **{name: getattr(self.settings, name) for name in missing})
-
-    def _sampling_kind(self, requests: Sequence[Request]) -> SamplingKind | None:
-        """None where all requests sample as the generator does, which is then a constant of the program."""
-        if all(request.sampling == self.settings.sampling for request in requests):
-            return None
-        return SamplingKind.of([request.sampling for request in requests])
 
     def check_prompt(self, prompt: Sequence[int], name: str, request: int | Request = 0) -> None:
         """Raises DataError for a prompt that cannot be answered (limits.py)."""
@@ -269,7 +222,3 @@ def new_generator(models: Models, settings: DecodeSettings, stop_ids: Sequence[i
     # An id that no token has keeps the array non-empty without ever stopping a row.
     stop_ids = sorted({token for token in stop_ids if token < vocab and not settings.ignore_eos}) or [-1]
     return Generator(settings, drafter, limits, jnp.asarray(stop_ids, jnp.int32))
-
-
-def _kind(sampling: RowSampling | None) -> tuple | None:
-    return sampling.kind if sampling else None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from domino_jax.decoding.generate import Generator
 
 LEAST_PART = 64  # tokens that are read after a prefix, padding included: fewer sizes are fewer programs
+QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
 LEAST_POOL = 64  # of top-k, in programs for any requests; larger ones double it
 
 
@@ -58,15 +59,16 @@ class Queue:
     """The rows of a batch and the requests that wait for one.
 
     Args:
-        plain: without the drafter's context.
-        kind: of all its requests, so that one program serves them; None where all sample as the generator does.
-        least, most: slots that the caches have at all times, and that they never exceed.
-        single: one row, whatever the generator's batch size.
-        open: requests keep coming, each with its own sampling. The batch then grows again, and each prompt is read
-            alone, so that few programs serve any mixture; `kind` follows from the rows.
-        prefixes: where finished texts leave their caches, and prompts look for them.
+        tickets: all requests. None: they keep coming, each with its own sampling. The batch then grows again, and each
+            prompt is read alone, so that few programs serve any mixture.
+        prefixes: where finished texts leave their caches, and prompts look for them. In fixed shape they are not used:
+            what one mode has left would decide what another one reads, and texts read in two parts may round otherwise.
+        clock: counts on; a new one when None.
 
     rows: None for those that are free.
+    kind: of all requests, so that one program serves them; None where all sample as the generator does. Where requests
+        keep coming it follows from the rows.
+    least, most: slots that the caches have at all times, and that they never exceed.
     """
 
     def __init__(
@@ -74,22 +76,20 @@ class Queue:
         generator: "Generator",
         models: Models,
         mode: str,
+        tickets: Sequence[Ticket] | None = None,
         *,
-        plain: bool,
-        kind: SamplingKind | None = None,
-        least: int = 0,
-        most: int | None = None,
-        single: bool = False,
-        open: bool = False,
         prefixes: Prefixes | None = None,
         clock: Clock | None = None,
     ):
         self.generator, self.models, self.mode = generator, models, mode
-        self.plain, self.kind, self.single, self.open, self.prefixes = plain, kind, single, open, prefixes
-        self.least, self.most = least, most or generator.settings.cache_length
+        self.plain, self.open = generator.plain(mode), tickets is None
+        self.prefixes = prefixes if prefixes and prefixes.most_bytes and not generator.settings.fixed_shape else None
         self.clock = clock or Clock()
         self.rows: list[Ticket | None] = []
-        self.waiting: deque[Ticket] = deque()
+        self.waiting: deque[Ticket] = deque(tickets or ())
+        samplings = {ticket.request.sampling for ticket in self.waiting}
+        self.kind = SamplingKind.of(samplings) if samplings - {generator.settings.sampling} else None
+        self.least, self.most = self._cache_sizes()
         self.state: DecodeState | None = None
         self.controller = generator.controller(mode)
         self.pace = self.controller and self.controller.new_pace()
@@ -108,7 +108,7 @@ class Queue:
     def admit(self) -> list[Ticket]:
         """Fits batch and caches to the requests that are left, and starts those that get a row; returns these."""
         live = self.live()
-        rows = 1 if self.single else self.generator.batch_rows(len(live) + len(self.waiting))
+        rows = self.generator.batch_rows(len(live) + len(self.waiting))
         if self.state is None:
             self.rows, real = [None] * rows, list(range(rows))
         else:
@@ -143,17 +143,17 @@ class Queue:
         return (self._together() if self.waiting else rows - self.generator.smaller_batch(rows)) - 1
 
     def advance(self, rounds: int) -> None:
-        """Up to `rounds` rounds in one dispatch (Generator.dispatch)."""
+        """Up to `rounds` rounds in one dispatch."""
         clock, choice, drafts = self.clock, None, None
         if self.pace:
             choice = self.controller.choose(self.pace, len(self.rows))
             rounds, drafts = min(rounds, choice.rounds), choice.drafts
-        compiled = clock.compile_seconds
-        program = self.generator.dispatch(self.models, self.state, self.mode, rounds, self.idle(), drafts=drafts)
-        self.state, seconds = self.generator.run(clock, *program, donate=(1,))
-        clock.decode_seconds += seconds
+        decoded, compiled = clock.decode_seconds, clock.compile_seconds
+        limits = {"idle": self.idle(), "drafts": drafts, "clock": clock}
+        self.state = self.generator.advance(self.models, self.state, self.mode, rounds, **limits)
         if choice:
-            self.ran = Dispatch(choice, len(self.rows), seconds, timed=clock.compile_seconds == compiled)
+            seconds, timed = clock.decode_seconds - decoded, clock.compile_seconds == compiled
+            self.ran = Dispatch(choice, len(self.rows), seconds, timed)
 
     def collect(self) -> list[Ticket]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""
@@ -281,6 +281,24 @@ class Queue:
         self.prefixes.add(CachedText(text, *caches))
 
     # ---------------------------------------------------------------------------------------------------- sizes
+
+    def whole_answers(self) -> int:
+        """Slots for the longest prompt that waits, with its whole answer and a block of any mode."""
+        longest = max(len(ticket.prompt) + ticket.request.max_new_tokens for ticket in self.waiting)
+        return longest + self.generator.limits.block_rows
+
+    def _cache_sizes(self) -> tuple[int, int]:
+        generator, largest = self.generator, self.generator.settings.cache_length
+        if generator.settings.fixed_shape:
+            # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So
+            # the caches keep one size, which does not depend on the mode.
+            return generator.slots(self.whole_answers()) if self.waiting else largest, largest
+        if len(self.waiting) <= generator.settings.batch_size:
+            return 0, largest
+        # While prompts wait some row is always near its end, so the caches stay at their largest: no power of two.
+        room = QUEUE_STEP * -(-self.whole_answers() // QUEUE_STEP)
+        longest = max(len(ticket.prompt) for ticket in self.waiting)
+        return 0, min(max(room, generator.slots(generator.bucket(longest))), largest)
 
     def _slots(self, wanted: int) -> int:
         return max(self.least, min(wanted, self.most))

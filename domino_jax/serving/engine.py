@@ -160,12 +160,7 @@ class Engine(threading.Thread):
         return sum(len(queue.live()) for queue in self._queues.values())
 
     def _new_queue(self, mode: str) -> Queue:
-        served, settings = self.served, self.served.generator.settings
-        # In fixed shape caches keep their size, and texts that are read in two parts would round otherwise.
-        fixed = settings.fixed_shape
-        prefixes = None if fixed or not served.prefixes.most_bytes else served.prefixes
-        choices = {"open": True, "prefixes": prefixes, "least": settings.cache_length if fixed else 0}
-        return served.generator.queue(served.models, mode, [], [], **choices)
+        return Queue(self.served.generator, self.served.models, mode, prefixes=self.served.prefixes)
 
     def _warm_up(self) -> None:
         """Compiles what requests in the usual mode need: prefills of all lengths, rounds of all batches and caches.

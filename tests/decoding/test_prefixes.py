@@ -8,6 +8,7 @@ import pytest
 
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.queue import Queue
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.decoding.test_lossless import DRAFTERS
@@ -23,8 +24,12 @@ def generator(drafter: str):
     return make_generator(random_models(4, **DRAFTERS[drafter]), **SHAPE, sampling=SamplingParams(0.8, top_k=20))
 
 
-def dispatch(queue, rounds: int) -> None:
-    queue.state = queue.generator.advance(queue.models, queue.state, queue.mode, rounds, idle=queue.idle())
+def queue_of(made, mode: str, prompts, noise: int = 0, prefixes: Prefixes | None = None) -> Queue:
+    """An open queue in which these prompts wait."""
+    queue = Queue(made.generator, made.models, mode, prefixes=prefixes)
+    for prompt in prompts:
+        queue.add(prompt, made.request(noise))
+    return queue
 
 
 class Chat:
@@ -34,12 +39,12 @@ class Chat:
         self.made, self.mode, self.prefixes, self.read = made, mode, prefixes, []
 
     def ask(self, prompt, noise: int = 0):
-        made, choices = self.made, {"open": True, "prefixes": self.prefixes}
-        queue = made.queue(made.models, self.mode, [prompt], [noise], **choices)
+        made = self.made
+        queue = queue_of(made, self.mode, [prompt], noise, self.prefixes)
         [ticket] = queue.waiting
         while not ticket.finish_reason:
             queue.admit()
-            dispatch(queue, 3)
+            queue.advance(3)
             queue.collect()
         self.read.append(len(prompt) - ticket.cached)
         [alone] = made.generate([prompt], self.mode, [noise])
@@ -70,10 +75,10 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
     made = generator(drafter)
     prefixes = Prefixes(1, 10**9)
     prompts = [[*SYSTEM, *FIRST], [*SYSTEM, *OTHER]]
-    queues = [made.queue(made.models, "draft", [prompt], [0], open=True, prefixes=prefixes) for prompt in prompts]
+    queues = [queue_of(made, "draft", [prompt], prefixes=prefixes) for prompt in prompts]
     queues[0].admit()
     while not queues[0].collect()[0].finish_reason:
-        dispatch(queues[0], 4)
+        queues[0].advance(4)
     [ticket] = queues[1].admit()
     assert ticket.cached == 19
     fresh = made.start(prompts[1:], [0], rows=1)
@@ -93,7 +98,7 @@ def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
     chat.ask([*SYSTEM, *OTHER])
     assert chat.read == [40, 22, 24]
     text = [*SYSTEM, *FIRST, *first.token_ids, *SECOND, *second.token_ids, *OTHER]
-    queue = made.queue(made.models, "draft", [text], [0], open=True, prefixes=prefixes)
+    queue = queue_of(made, "draft", [text], prefixes=prefixes)
     [ticket] = queue.admit()
     assert ticket.cached == len(text) - 22
     fresh = made.start([text], [0], rows=1)
@@ -144,20 +149,20 @@ def test_requests_that_come_and_go_have_the_texts_that_they_have_alone():
     samplings = (SamplingParams(), SamplingParams(1.2, top_p=0.9), SamplingParams(1.0, 9), SamplingParams(0.7))
     requests = [made.request(Request(index, sampling=samplings[index % 4])) for index in range(9)]
     prompts = random_prompts(9, 3, 30, seed=4)
-    queue = made.queue(made.models, "draft", [], [], open=True)
+    queue = queue_of(made, "draft", [])
     tickets, sizes = [], set()
     for arrivals in (1, 0, 2, 6, 0, 0):
         for _ in range(arrivals):
             tickets.append(queue.add(prompts[len(tickets)], requests[len(tickets)]))
         queue.admit()
-        dispatch(queue, 1)
+        queue.advance(1)
         queue.collect()
         sizes.add(len(queue.rows))
     queue.drop(tickets[5])
     queue.drop(tickets[8])
     while queue.live() or queue.waiting:
         queue.admit()
-        dispatch(queue, 2)
+        queue.advance(2)
         queue.collect()
         sizes.add(len(queue.rows))
     assert sizes == {1, 4} and [one.finish_reason for one in tickets].count(None) == 2
