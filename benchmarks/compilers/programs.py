@@ -24,8 +24,8 @@ from domino_jax.method.propose import draft_base, roll_out_head
 from domino_jax.method.rounds import autoregressive_round, commit, speculative_round
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
-from domino_jax.method.tree import Tree, keep_best, roll_out_lanes
-from domino_jax.method.verify import Verified, accept_tree, verify
+from domino_jax.method.tree import keep_best, roll_out_lanes
+from domino_jax.method.verify import Tree, Verified, accept_tree, verify
 from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -238,7 +238,7 @@ def tree_parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
 
     def conclude(models, caches, verified, tree, state, stop):
         (target_cache, draft_cache), (chosen, features) = caches, verified
-        accepted, path = accept_tree(tree.tokens, chosen, tree.depths, tree.parents, tree.ancestors, deepest)
+        accepted, path = accept_tree(tree, chosen, deepest)
         of_path = jnp.take_along_axis(features, path[:, :, None], axis=1)
         out = Verified(None, of_path, keep_path(target_cache, state.lengths, path, tree.tokens.shape[1]))
         emitted = jnp.take_along_axis(chosen, path, axis=1)

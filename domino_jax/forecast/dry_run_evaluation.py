@@ -77,5 +77,5 @@ def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[s
     programs = {PREFILL: jax.jit(prefill, out_shardings=places).lower(*start).compile()}
     for mode in modes:
         program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
-        programs[mode] = program.lower(models, state, stop_ids, whole(()), whole(())).compile()
+        programs[mode] = program.lower(models, state, stop_ids, whole(()), whole(()), whole(())).compile()
     return programs

@@ -212,32 +212,25 @@ def run_rounds(
     state: DecodeState,
     stop_ids: jax.Array,
     max_rounds: jax.Array,
-    idle: jax.Array | None = None,
-    longest: jax.Array | None = None,
+    idle: jax.Array,
+    longest: jax.Array,
 ) -> DecodeState:
     """Runs up to `max_rounds` rounds in one loop, without a host read. The limits are traced int32 scalars.
 
     Args:
         round_: (models, state, stop_ids) → the state after one round or step (rounds.py).
-        idle: the loop ends when more rows than this are done; None is B - 1, until all are. With the number of rows
-            that are free already it ends as soon as one more is done, so that its slot can go to the next request.
-        longest: the loop ends when a row that is not done is longer than this, so that the caches can grow; None is
-            any length.
+        idle: the loop ends when more rows than this are done. With the number of rows that are free already it ends as
+            soon as one more is done, so that its slot can go to the next request.
+        longest: the loop ends when a row that is not done is longer than this, so that the caches can grow.
     """
-    idle = state.done.shape[0] - 1 if idle is None else idle
 
     def unfinished(carry):
         count, state = carry
-        more = (count < max_rounds) & (state.done.sum() <= idle)
-        return more if longest is None else more & (longest_row(state) <= longest)
+        longest_row = jnp.where(state.done, 0, state.lengths).max()
+        return (count < max_rounds) & (state.done.sum() <= idle) & (longest_row <= longest)
 
     start = (jnp.int32(0), state)
     return jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, round_(models, carry[1], stop_ids)), start)[1]
-
-
-def longest_row(state: DecodeState) -> jax.Array:
-    """The largest committed length of the rows that are not done; 0 when all are."""
-    return jnp.where(state.done, 0, state.lengths).max()
 
 
 def take_rows(tree: Any, rows: jax.Array) -> Any:

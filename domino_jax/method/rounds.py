@@ -1,6 +1,6 @@
 """One round, with nothing read by the host: propose → verify → accept → commit, or one plain step."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.propose import draft_positions, propose
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import DraftSettings
-from domino_jax.method.tree import Tree, propose_tree
+from domino_jax.method.tree import propose_tree
 from domino_jax.method.verify import Verified, accept_chain, accept_tree, verify
 from domino_jax.models.cache import keep_path
 
@@ -56,8 +56,7 @@ def speculative_round(
     """
     sampling = state.sampling or sampling
     if settings.tree:
-        after = tree_round(models, state, stop_ids, sampling, settings, simulate_tau=simulate_tau)[0]
-        return _count_drafts(state, after, settings.verified(models.drafter.config))
+        return tree_round(models, state, stop_ids, sampling, settings, simulate_tau)
     drafts, draft_cache = propose(models, state, sampling, settings)
     tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
     taps = models.drafter.config.target_layer_ids
@@ -71,52 +70,32 @@ def speculative_round(
     return _count_drafts(state, after, drafts.shape[1])
 
 
-def _count_drafts(before: DecodeState, after: DecodeState, drafts: int) -> DecodeState:
-    """The state after a round of `drafts` drafts for every row; rows that were finished before have none."""
-    return after.replace(drafted=before.drafted + drafts * (after.rounds - before.rounds))
-
-
 def tree_round(
     models: Models,
     state: DecodeState,
     stop_ids: jax.Array,
     sampling: Sampling,
     settings: DraftSettings,
-    *,
-    simulate_tau: float = 0.0,
-) -> tuple[DecodeState, "TreeRound"]:
-    """The round of a tree: the accepted path is moved to where a chain would be, and committed as a chain is.
-
-    Also returns the tree and its accepted path, for recordings; a program that drops them does not compute them.
-    """
+    simulate_tau: float,
+) -> DecodeState:
+    """The round of a tree: the accepted path is moved to where a chain would be, and committed as a chain is."""
     tree, draft_cache = propose_tree(models, state, sampling, settings)
     taps = models.drafter.config.target_layer_ids
     shape = {"depths": tree.depths, "ancestors": tree.ancestors}
     out = verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=taps, **shape)
     deepest = settings.width(models.drafter.config)
-    positions = draft_positions(state, deepest + 1)
-    chosen = choose(out.logits, state.keys, positions, sampling, depths=tree.depths)
-    accepted, path = accept_tree(tree.tokens, chosen, tree.depths, tree.parents, tree.ancestors, deepest)
+    chosen = choose(out.logits, state.keys, draft_positions(state, deepest + 1), sampling, tree.depths)
+    accepted, path = accept_tree(tree, chosen, deepest)
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, deepest)
-    out = Verified(
-        out.logits,
-        None if out.features is None else jnp.take_along_axis(out.features, path[:, :, None], axis=1),
-        keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
-        jnp.take_along_axis(out.hidden, path[:, :, None], axis=1),
+    out = out._replace(
+        features=None if out.features is None else jnp.take_along_axis(out.features, path[:, :, None], axis=1),
+        cache=keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
+        hidden=jnp.take_along_axis(out.hidden, path[:, :, None], axis=1),
     )
     emitted = jnp.take_along_axis(chosen, path, axis=1)
     after = commit(models, state, out, draft_cache, emitted, accepted, stop_ids)
-    return after, TreeRound(tree, chosen, accepted, path)
-
-
-class TreeRound(NamedTuple):
-    """tree; the target's choice after each node int32 [B, T]; accepted int32 [B] and path int32 [B, M+1] of it."""
-
-    tree: Tree
-    chosen: jax.Array
-    accepted: jax.Array
-    path: jax.Array
+    return _count_drafts(state, after, tree.tokens.shape[1] - 1)
 
 
 def commit(
@@ -141,6 +120,11 @@ def commit(
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)
     return record_round(state.replace(lengths=state.lengths + emitted), emitted)
+
+
+def _count_drafts(before: DecodeState, after: DecodeState, drafts: int) -> DecodeState:
+    """The state after a round of `drafts` drafts for every row; rows that were finished before have none."""
+    return after.replace(drafted=before.drafted + drafts * (after.rounds - before.rounds))
 
 
 def simulated_accepts(rounds: jax.Array, tau: float, drafts: int) -> jax.Array:

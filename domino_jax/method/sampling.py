@@ -136,41 +136,38 @@ def _threshold(log_p: Logits, top_p: float) -> jax.Array:
 
 
 def choose(
-    logits: Logits,
-    keys: jax.Array,
-    positions: jax.Array,
-    params: Sampling,
-    sharpness: float = 1.0,
-    depths: jax.Array | None = None,
+    logits: Logits, keys: jax.Array, positions: jax.Array, params: Sampling, depths: jax.Array | None = None
 ) -> jax.Array:
-    """argmax(sharpness · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at positions int32 [B, T].
-
-    sharpness is 1 for the target, and draft_sharpness for a draft. An infinite one, like temperature 0, gives the
-    argmax of the logits as they are: temperature, top-k, top-p and min-p never change which token is the likeliest, so
-    none of them is computed.
+    """The target's choice argmax(log p + g), int32 [B, T], from logits [B, T, V] at positions int32 [B, T].
 
     Args:
         depths: int32 [B, T] for the nodes of a tree: node t has position positions[depths[t]], and nodes of one depth
             share one row of noise; positions are then [B, M+1].
     """
-    if not reads_noise(params, sharpness):
-        return choose_with(logits, None, params, sharpness)
+    if params.kind.greedy:
+        return choose_with(logits, None, params)
     noise = position_noise(keys, positions, logits.shape[-1])
     if depths is not None:
         noise = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-    return choose_with(logits, noise, params, sharpness)
+    return choose_with(logits, noise, params)
 
 
 def reads_noise(params: Sampling, sharpness: float) -> bool:
-    """Whether a choice with this sharpness depends on the noise."""
+    """Whether a draft of this draft_sharpness depends on the noise.
+
+    An infinite one, like temperature 0, gives the argmax of the logits as they are: temperature, top-k, top-p and min-p
+    never change which token is the likeliest, so none of them is computed.
+    """
     return not (params.kind.greedy or math.isinf(sharpness))
 
 
 def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharpness: float = 1.0) -> jax.Array:
-    """`choose` with the noise at hand: the place of the best of Q logits [B, T, Q], int32 [B, T].
+    """The place of the best of Q logits [B, T, Q] by sharpness · log p + g, the first on ties: int32 [B, T].
+
+    sharpness is 1 for the target, and draft_sharpness for a draft.
 
     Args:
-        noise: float32 [B, T, Q], None where the choice reads none.
+        noise: g, float32 [B, T, Q]; None where the choice reads none (`reads_noise`).
     """
     if noise is None:
         return _best(logits)

@@ -22,24 +22,11 @@ from domino_jax.method.propose import draft_base, known_tokens, slot_candidates
 from domino_jax.method.rollout import scan_drafts
 from domino_jax.method.sampling import Sampling, process_logits
 from domino_jax.method.settings import DraftSettings
+from domino_jax.method.verify import Tree
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 
 ROOT = -1  # as the parent of a ledger's node
-
-
-class Tree(NamedTuple):
-    """Nodes in an order that has parents before children; node 0 is the root.
-
-    tokens: int32 [B, T].  depths: int32 [B, T], 0 for the root and for a place that no draft fills.
-    parents: int32 [B, T], 0 for the root and for places that no draft fills.
-    ancestors: bool [B, T, T], ancestors[i, j] when node j is i or above it.
-    """
-
-    tokens: jax.Array
-    depths: jax.Array
-    parents: jax.Array
-    ancestors: jax.Array
 
 
 class Ledger(NamedTuple):
@@ -56,17 +43,10 @@ class Ledger(NamedTuple):
 
 def propose_tree(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
     """The draft of one round, and the draft cache with the backbone's block after the committed length."""
-    ledger, cache = draft_ledger(models, state, sampling, settings)
     tree = settings.tree
-    return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
-
-
-def draft_ledger(
-    models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
-) -> tuple[Ledger, Cache]:
-    """All nodes that a round's tree is chosen from, for any size and beta; the draft cache as in propose_tree."""
     z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
-    return roll_out_lanes(models, state, z, base, sampling, settings), cache
+    ledger = roll_out_lanes(models, state, z, base, sampling, settings)
+    return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
 
 
 def roll_out_lanes(

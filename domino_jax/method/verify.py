@@ -13,6 +13,20 @@ from domino_jax.models.cache import Cache, block_mask
 from domino_jax.models.shapes import Features, Hidden, Lengths, Logits
 
 
+class Tree(NamedTuple):
+    """Nodes in an order that has parents before children; node 0 is the root.
+
+    tokens: int32 [B, T].  depths: int32 [B, T], 0 for the root and for a place that no draft fills.
+    parents: int32 [B, T], 0 for the root and for places that no draft fills.
+    ancestors: bool [B, T, T], ancestors[i, j] when node j is i or above it.
+    """
+
+    tokens: jax.Array
+    depths: jax.Array
+    parents: jax.Array
+    ancestors: jax.Array
+
+
 class Verified(NamedTuple):
     """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows after the length; hidden
     [B, T, D] after the final norm."""
@@ -70,17 +84,15 @@ def accept_chain(tokens: jax.Array, chosen: jax.Array) -> jax.Array:
     return jnp.cumprod(matches, axis=1).sum(axis=1)
 
 
-def accept_tree(
-    tokens: jax.Array, chosen: jax.Array, depths: jax.Array, parents: jax.Array, ancestors: jax.Array, deepest: int
-) -> tuple[jax.Array, jax.Array]:
+def accept_tree(tree: Tree, chosen: jax.Array, deepest: int) -> tuple[jax.Array, jax.Array]:
     """(accepted drafts int32 [B], path int32 [B, deepest+1]): path[k] is the accepted node at depth k, k ≤ accepted.
 
     A node is accepted when its token is the target's choice after its parent and all nodes above it are accepted.
-    Siblings differ, so the accepted nodes form one path. Past `accepted` the path is arbitrary. tokens, depths, parents
-    int32 [B, T], ancestors bool [B, T, T] (tree.Tree); chosen int32 [B, T] = the target's choice after each node.
+    Siblings differ, so the accepted nodes form one path. Past `accepted` the path is arbitrary. chosen int32 [B, T] =
+    the target's choice after each node.
     """
-    is_root = jnp.arange(tokens.shape[1]) == 0
-    matches = (depths > 0) & (tokens == jnp.take_along_axis(chosen, parents, axis=1))
-    accepted = ~(ancestors & ~(matches | is_root)[:, None, :]).any(-1)
-    at_depth = accepted[:, None, :] & (depths[:, None, :] == jnp.arange(deepest + 1)[:, None])
-    return jnp.where(accepted, depths, 0).max(axis=1), jnp.argmax(at_depth, axis=2).astype(jnp.int32)
+    is_root = jnp.arange(tree.tokens.shape[1]) == 0
+    matches = (tree.depths > 0) & (tree.tokens == jnp.take_along_axis(chosen, tree.parents, axis=1))
+    accepted = ~(tree.ancestors & ~(matches | is_root)[:, None, :]).any(-1)
+    at_depth = accepted[:, None, :] & (tree.depths[:, None, :] == jnp.arange(deepest + 1)[:, None])
+    return jnp.where(accepted, tree.depths, 0).max(axis=1), jnp.argmax(at_depth, axis=2).astype(jnp.int32)

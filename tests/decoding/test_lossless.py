@@ -277,10 +277,10 @@ def accept_too_many(accept):
 def accept_too_deep(accept):
     """The first child of the last accepted node is accepted too."""
 
-    def lenient(tokens, chosen, depths, parents, ancestors, deepest):
-        accepted, path = accept(tokens, chosen, depths, parents, ancestors, deepest)
+    def lenient(tree, chosen, deepest):
+        accepted, path = accept(tree, chosen, deepest)
         last = jnp.take_along_axis(path, accepted[:, None], axis=1)
-        child = jnp.argmax((parents == last) & (depths > 0), axis=1)
+        child = jnp.argmax((tree.parents == last) & (tree.depths > 0), axis=1)
         deeper = accepted + (child > 0)
         return deeper, path.at[jnp.arange(len(child)), deeper].set(child)
 

@@ -22,7 +22,8 @@ from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DecodeSettings
-from domino_jax.method.tree import Tree, ancestor_table
+from domino_jax.method.tree import ancestor_table
+from domino_jax.method.verify import Tree
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.draft_vocab import with_draft_vocab

@@ -83,10 +83,8 @@ def test_rounds_end_before_a_row_that_goes_on_is_longer_than_allowed():
 
     state = make_state(counts=jnp.array([2, 2]), done=jnp.array([True, False]), lengths=jnp.array([90, 5]))
     for longest, reached in [(4, 5), (5, 7), (6, 7), (7, 9), (50, 25)]:
-        assert run_rounds(one, None, state, None, jnp.int32(10), longest=jnp.int32(longest)).lengths.tolist() == [
-            90,
-            reached,
-        ]
+        after = run_rounds(one, None, state, None, max_rounds=10, idle=1, longest=longest)
+        assert after.lengths.tolist() == [90, reached]
 
 
 @functools.lru_cache
@@ -94,7 +92,8 @@ def generator(mode="domino", batch=3):
     """A tiny generator and its program of rounds, jitted without donation, so that a state can be used twice."""
     made = make_generator(random_models(), sampling=WARM, batch_size=batch)
     program = jax.jit(made.rounds(mode))
-    return made, lambda state, rounds: program(made.models, state, made.stop_ids, np.int32(rounds))
+    limits = np.int32(batch - 1), np.int32(64)
+    return made, lambda state, rounds: program(made.models, state, made.stop_ids, np.int32(rounds), *limits)
 
 
 @functools.lru_cache

@@ -8,7 +8,7 @@ import pytest
 
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
-from domino_jax.method.tree import draft_ledger, propose_tree
+from domino_jax.method.tree import propose_tree, roll_out_lanes
 from tests.helpers.decoding_models import make_generator, random_models
 
 GREEDY, WARM = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
@@ -70,8 +70,9 @@ def test_a_tree_scores_paths_by_the_softmax_over_the_candidates():
     """Against numpy along the best lane; tokens that are no candidates have no probability."""
     models, state = started()
     settings = DraftSettings(tree=TREE)
-    ledger, _ = jax.jit(lambda models, state: draft_ledger(models, state, GREEDY, settings))(models, state)
-    z, base, _ = (np.asarray(part) for part in drafted(models, state))
+    z, base, _ = drafted(models, state)
+    ledger = jax.jit(lambda *drafted: roll_out_lanes(*drafted, GREEDY, settings))(models, state, z, base)
+    z, base = np.asarray(z), np.asarray(base)
     tokens, parents, scores = (np.asarray(part) for part in ledger)
     for row in range(2):
         for node in range(tokens.shape[1]):

@@ -15,7 +15,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, log_rest, propose_tree
-from domino_jax.method.verify import accept_tree, verify
+from domino_jax.method.verify import Tree, accept_tree, verify
 from domino_jax.models.cache import keep_path
 from tests.helpers.decoding_models import DRAFTERS, VOCAB, make_generator, random_models, uncached
 
@@ -239,7 +239,7 @@ def accepted_along(tokens, parents, chosen):
 
 def test_random_choices_walk_random_trees_alike():
     draw = np.random.default_rng(1)
-    accept = jax.jit(accept_tree, static_argnums=5)
+    accept = jax.jit(accept_tree, static_argnums=2)
     lengths = []
     for _ in range(100):
         parents, depths, tokens, children = [0], [0], [0], {}
@@ -250,8 +250,8 @@ def test_random_choices_walk_random_trees_alike():
             tokens.append(children.get(parent, 0))  # siblings differ
             children[parent] = tokens[-1] + 1
         chosen = draw.integers(0, 3, 16)
-        batch = (np.array([column]) for column in (tokens, chosen, depths, parents))
-        accepted, path = accept(*batch, brute_ancestors(parents)[None], 15)
+        tree = Tree(*(np.array([column]) for column in (tokens, depths, parents, brute_ancestors(parents))))
+        accepted, path = accept(tree, chosen[None], 15)
         expected = accepted_along(tokens, parents, chosen)
         assert path[0, : accepted[0] + 1].tolist() == expected
         lengths.append(len(expected))
