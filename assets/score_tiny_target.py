@@ -16,8 +16,8 @@ from assets.tiny_answers import KINDS, reference
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.weights.loading import load_target
 
 MAX_NEW_TOKENS = 192  # the longest right answer has 180

@@ -2,13 +2,14 @@
 
 Not a recipe by itself; qwen3_8b.py is one. A recipe holds choices; every shape of the target comes from the config.json
 in its folder. A key is declared on one line: its default, its range and what it means. The keys of a head are declared
-in its file (domino_jax/method/heads/), those of decoding in domino_jax/method/settings.py.
+in its file (domino_jax/method/heads/), those of decoding in method/settings.py and decoding/settings.py.
 """
 
+from domino_jax.decoding.settings import DTYPES, DecodeSettings
 from domino_jax.method.config import LARGEST_BLOCK
 from domino_jax.method.keys import Key, Section, keys_of, section
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.settings import DTYPES, DecodeSettings, DraftSettings, SamplingParams, TreeSettings
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models.decoder_config import LIMITS
 
 

@@ -24,6 +24,7 @@ import jax
 from etils import epath
 
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DRAFT, DecodeSettings, default_modes
 from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafters, console_comparison, drafter_names
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
@@ -31,7 +32,6 @@ from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_ro
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import refuse_other_run
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.method.settings import DRAFT, DecodeSettings, default_modes
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import (

@@ -36,9 +36,10 @@ from domino_jax.decoding.conversations import (
     split_turns,
     start_conversation,
 )
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.models import check_kind
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings, SamplingParams
+from domino_jax.method.settings import SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.decoding import fit_to_drafter

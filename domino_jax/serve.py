@@ -25,8 +25,8 @@ import jax
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.settings import BASELINE, DecodeSettings
 from domino_jax.evals.models import Loader, decode_mesh
-from domino_jax.method.settings import BASELINE, DecodeSettings
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import fit_to_drafter

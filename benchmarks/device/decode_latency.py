@@ -23,6 +23,7 @@ from benchmarks.compilers.programs import CANDIDATES, fusion_bytes, must_move
 from benchmarks.device.random_models import decoding_models, state_of
 from benchmarks.tables import markdown
 from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, TREE, DecodeSettings
 from domino_jax.evals.round_times import (
     endless,
     round_of,
@@ -33,16 +34,7 @@ from domino_jax.evals.round_times import (
 )
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import (
-    BACKBONE,
-    BASELINE,
-    DOMINO,
-    TREE,
-    DecodeSettings,
-    DraftSettings,
-    SamplingParams,
-    TreeSettings,
-)
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import propose_tree
 from domino_jax.method.verify import verify
 from domino_jax.training.estimates import device_bytes

@@ -22,10 +22,11 @@ from absl import logging
 from benchmarks.device.random_models import state_of
 from benchmarks.tables import ROOT, conditions, markdown
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, DraftSettings
+from domino_jax.method.settings import DraftSettings
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading, random_weights
 

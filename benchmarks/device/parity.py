@@ -15,11 +15,12 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import propose
-from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings, SamplingParams
+from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.method.step import batch_gradients, label_blocks
 from domino_jax.weights.drafter import drafter_table
 from domino_jax.weights.loading import load_models, load_target

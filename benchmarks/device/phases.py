@@ -18,8 +18,9 @@ from benchmarks.device import decode_latency, train_step
 from benchmarks.device.decode_latency import copy_stopwatch, rate, timed
 from benchmarks.device.random_models import decoding_models, state_of, target_config
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
-from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings
+from domino_jax.method.settings import DraftSettings
 from domino_jax.models.attention import attend, attend_cache
 from domino_jax.models.cache import block_mask
 from domino_jax.runtime.errors import first_line

@@ -25,7 +25,7 @@ import openai
 from benchmarks.tables import DOCS, conditions, publish
 from domino_jax import serve
 from domino_jax.decoding.requests import Request
-from domino_jax.method.settings import BASELINE
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.recipe import cli
 
 SMALL = (

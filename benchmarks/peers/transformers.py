@@ -36,7 +36,7 @@ from benchmarks.tables import DOCS, ROOT, conditions, publish, ratio
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
-from domino_jax.method.settings import DecodeSettings
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.weights import loading
 
 ASSETS = ROOT / "assets"

@@ -22,8 +22,8 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.programs import Clock
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.loading import keep_compiled, load_models, load_target

@@ -26,12 +26,13 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method import blocks
 from domino_jax.method.candidates import pick_candidates, with_noise
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import settle
 from domino_jax.method.sampling import RowSampling, Sampling, request_keys
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, DraftSettings, SamplingParams
+from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.draft_vocab import read_order
 from domino_jax.weights.loading import load_models, load_target

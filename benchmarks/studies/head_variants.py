@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT, TREE
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT, TREE
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 XPRESS = {f"xpress_{passes}": passes for passes in (2, 4, 6)}

@@ -35,8 +35,8 @@ import numpy as np
 from benchmarks.studies.head_variants import ARMS, BY_CLOCK, BY_PREDICTIONS, HeadVariant, variants
 from benchmarks.studies.study import Study, parse, parser_of, run_main, write
 from benchmarks.tables import spread, with_spread
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT, TREE
 from domino_jax.evals.summary import ratio_interval, resampled_sums
-from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT, TREE
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf

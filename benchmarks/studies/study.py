@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.tables import ROOT, conditions, publish
-from domino_jax.method.settings import BASELINE, DRAFT, TREE
+from domino_jax.decoding.settings import BASELINE, DRAFT, TREE
 from domino_jax.recipe.loading import load_recipe
 from domino_jax.recipe.rules import reads
 from domino_jax.runtime.errors import DominoError

@@ -18,17 +18,10 @@ from domino_jax.decoding.generate import Generation, Generator, Piece, new_gener
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
+from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DecodeSettings, refused_mode
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import (
-    BASELINE,
-    DRAFT,
-    TREE,
-    DecodeSettings,
-    SamplingParams,
-    TreeSettings,
-    refused_mode,
-)
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import Generation, Generator, new_generator
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.runtime.errors import DataError
 
 # Queues are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted

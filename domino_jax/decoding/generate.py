@@ -12,9 +12,9 @@ from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.queue import Queue, Ticket
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, canonical_mode
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, canonical_mode
 from domino_jax.models.cache import slots_of
 
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most

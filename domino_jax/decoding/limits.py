@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 
 

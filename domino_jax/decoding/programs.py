@@ -10,21 +10,13 @@ from typing import Any
 import jax
 
 from domino_jax.decoding.limits import Limits
+from domino_jax.decoding.settings import BACKBONE, BASELINE, MODES, TREE, DecodeSettings, canonical_mode, refused_mode
 from domino_jax.decoding.width import WidthController
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
 from domino_jax.method.pair import Models
 from domino_jax.method.rounds import autoregressive_round, speculative_round
-from domino_jax.method.settings import (
-    BACKBONE,
-    BASELINE,
-    MODES,
-    TREE,
-    DecodeSettings,
-    DraftSettings,
-    canonical_mode,
-    refused_mode,
-)
+from domino_jax.method.settings import DraftSettings
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
 

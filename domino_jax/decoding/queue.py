@@ -19,11 +19,12 @@ import numpy as np
 from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import TREE
 from domino_jax.decoding.width import Dispatch
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, request_keys
-from domino_jax.method.settings import TREE, SamplingKind
+from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any
 import rich.console
 
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.measure import report_lanes
@@ -18,7 +19,6 @@ from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.json_files import write_json
 from domino_jax.weights.loading import LoadedTarget

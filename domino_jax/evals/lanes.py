@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE
 
 # Divergences that a report lists; all are counted.
 LISTED = 100

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.lanes import Lane, ModeRun
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.report import build_report, write_report
@@ -17,7 +18,6 @@ from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
 from domino_jax.method.kinds import KINDS, AnyConfig
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError

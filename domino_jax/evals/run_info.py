@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.prompts import Prompt, fingerprint
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.weights.draft_vocab import copied_bytes
 from domino_jax.weights.loading import LoadedTarget
 

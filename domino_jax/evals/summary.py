@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from domino_jax.decoding.acceptance import accept_rates, acceptance_record, full_histogram
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.method.settings import BASELINE
 
 LEVEL = 0.95
 RESAMPLES = 2000

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.method.settings import BASELINE
+from domino_jax.decoding.settings import BASELINE
 
 PARTS = ("draft", "head", "verify", "other")
 METHODS = {

@@ -9,12 +9,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT
 from domino_jax.forecast import compiled
 from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.loop import Prompts
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
-from domino_jax.method.settings import BACKBONE, BASELINE, DOMINO, DRAFT
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import builders

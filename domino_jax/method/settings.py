@@ -1,28 +1,18 @@
-"""Decode settings as plain values: sampling, drafting, decoding, and the rules that their values obey.
+"""Settings of sampling and of drafting as plain values, with the rules that they obey.
 
 A field that is made by `key` is a key of the recipe's decode section, with its default and range here. Nothing here
 imports jax, so that a recipe is checked before jax starts.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from domino_jax.method.keys import key, keys_of
-from domino_jax.runtime.errors import DominoError
 
 if TYPE_CHECKING:
     from domino_jax.method.config import DrafterConfig
-    from domino_jax.method.kind import Kind
-
-    KindOf = Kind | type[Kind]  # a config or its class
-
-BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
-PARITIES = ("near_tie", "fixed_shape")
-WIDTHS = ("fixed", "adaptive")
-DTYPES = ("float32", "bfloat16")  # that models run in
 
 
 class Problem(NamedTuple):
@@ -46,39 +36,6 @@ def first_problem(settings: Any, *rules: tuple[str, Any, str], section: str = ""
             return Problem(section + name, getattr(settings, name), change)
     broken = (Problem(section + name, getattr(settings, name), change) for name, fine, change in rules if not fine)
     return next(broken, None)
-
-
-# ---------------------------------------------------------------------------------------------------- modes
-
-
-def refused_mode(mode: str, kind: "KindOf") -> str | None:
-    """Why a drafter of this kind does not have a mode, and what to use; None where it has it."""
-    head = kind.head
-    if mode == BACKBONE and not kind.has_backbone:
-        return f"mode {BACKBONE!r} drafts with the backbone of a block drafter, and {head} has none; use mode {DRAFT!r}"
-    if mode == TREE and not kind.draws_paths:
-        return f"mode {TREE!r} needs a drafter that scores paths, and {head} drafts chains alone; use mode {DRAFT!r}"
-    if mode == DOMINO and not kind.has_head:
-        return f"mode {DOMINO!r} needs a head on a backbone, and this drafter is {kind.title}; use mode {DRAFT!r}"
-    return None
-
-
-def supported_modes(modes: Sequence[str], kind: "KindOf") -> tuple[str, ...]:
-    """The modes that a drafter of this kind has."""
-    return tuple(mode for mode in modes if refused_mode(mode, kind) is None)
-
-
-def default_modes(kind: "KindOf") -> tuple[str, ...]:
-    """What is decoded where no modes are named: plain decoding, the drafter's own chain and, if it has a head on a
-    backbone, the backbone alone."""
-    if not kind.has_head:
-        return (BASELINE, DRAFT)
-    return (BASELINE, BACKBONE, DOMINO if kind.head == DOMINO else DRAFT)
-
-
-def canonical_mode(mode: str) -> str:
-    """`draft` for its synonym `domino`."""
-    return DRAFT if mode == DOMINO else mode
 
 
 # ------------------------------------------------------------------------------------------------- sampling
@@ -249,148 +206,3 @@ class DraftSettings:
             change = f"but {tree.lanes} lanes of {depth} drafts and the anchor are {most}; lower it or raise tree.lanes"
             return Problem("tree.nodes", tree.nodes, change)
         return None
-
-
-# -------------------------------------------------------------------------------------------------- decoding
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeSettings:
-    """How texts are decoded.
-
-    sampling, seed: of requests that set none.
-    drafting: how to draft; the mode decides whether with the head and whether a tree.
-    smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_length at most. Fewer slots cost
-        less to read; each size is a separate program for every mode.
-    widths: numbers of drafts among which an adaptive width chooses; 0 is a plain step.
-    """
-
-    # Those to decode in; a caller that names the mode in each call leaves them empty. Absent in a recipe: plain
-    # decoding, the drafter's own chain, and of a backbone with a head the backbone alone.
-    modes: tuple[str, ...] = key((), recipe=tuple, of=str, choices=MODES)
-    max_new_tokens: int = key(2048, least=1)  # the most that an answer may have
-    # The most slots that the key/value caches may have. They follow the text; a prompt that needs more is refused.
-    cache_length: int = key(4096, least=1)
-    batch_size: int = key(1, least=1)  # requests decoded together; a row that finishes makes room for the next prompt
-    sampling: SamplingParams = SamplingParams()
-    seed: int = key(0, least=0)
-    drafting: DraftSettings = DraftSettings()
-    dtype: str = key("bfloat16", choices=DTYPES)  # of the weights and of all computation
-    # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
-    # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
-    parity: str = key("near_tie", choices=PARITIES)
-    # fixed: every round verifies num_drafts. adaptive: each dispatch chooses among `widths` and these, by what was
-    # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. serve, regenerate and
-    # decode --interactive are adaptive unless the command line sets this key.
-    width: str = key("fixed", choices=WIDTHS)
-    # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
-    simulate_tau: float = key(0.0, least=0, below=math.inf)
-    ignore_eos: bool = key(False)  # every answer has max_new_tokens
-    thinking: bool = key(False)  # for the chat template, of prompts and of training rows
-    concurrency: tuple[int, ...] = key((), of=int, least=1)  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
-    smallest_cache: int = 256
-    widths: tuple[int, ...] = (0, 4, 8, 16)
-
-    def change(self, **values: Any) -> "DecodeSettings":
-        """The settings with other values, under the names of all fields, those of sampling and drafting included.
-
-        Raises:
-            TypeError: an unknown name.
-        """
-        for part in ("sampling", "drafting"):
-            fields = values.pop(part, getattr(self, part))
-            names = vars(fields).keys() & values.keys()
-            values[part] = dataclasses.replace(fields, **{name: values.pop(name) for name in names})
-        return dataclasses.replace(self, **values)
-
-    @property
-    def fixed_shape(self) -> bool:
-        return self.parity == "fixed_shape"
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether dispatches choose their width."""
-        return self.width == "adaptive" and not self.fixed_shape and not self.simulate_tau
-
-    def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
-        """How each mode drafts; modes that the drafter does not have are left out."""
-        modes = [mode for mode in supported_modes(self.modes, config) if mode != BASELINE]
-        chain = dataclasses.replace(self.drafting, tree=None)
-        return {mode: self.drafting if mode == TREE else chain for mode in modes}
-
-    def round_widths(self, config: "DrafterConfig") -> dict[str, int]:
-        """For each mode that drafts, the most tokens of a round."""
-        return {mode: drafting.width(config) + 1 for mode, drafting in self.draftings(config).items()}
-
-    def block_rows(self, drafter: "DrafterConfig | None") -> int:
-        """Cache rows that a round of any mode writes after the committed length."""
-        return self.drafting.block_rows(drafter) if drafter else 1
-
-    def problem(self) -> Problem | None:
-        """The first value, or pair of values, that no models can be decoded with; None if all are fine."""
-        tau, drafts = self.simulate_tau, not self.modes or set(self.modes) - {BASELINE}
-        problem = first_problem(
-            self,
-            ("modes", len(set(self.modes)) == len(self.modes), "name each mode once"),
-            (
-                "cache_length",
-                self.cache_length > self.max_new_tokens,
-                f"it holds the prompt and max_new_tokens {self.max_new_tokens}; raise it or generate fewer tokens",
-            ),
-            (
-                "parity",
-                drafts or not self.fixed_shape,
-                "it gives plain decoding the width of a draft, and none of modes drafts; add one that does",
-            ),
-            ("simulate_tau", tau == 0 or tau >= 1, "0 is off; a round emits 1 token or more"),
-        )
-        return problem or self.sampling.problem() or self.drafting.problem() or self._tree_problem()
-
-    def _tree_problem(self) -> Problem | None:
-        tree = self.drafting.tree
-        if not tree:
-            return None
-        if self.fixed_shape:
-            change = (
-                "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to"
-                " near_tie, or decode without a tree"
-            )
-            return Problem("parity", self.parity, change)
-        if self.cache_length <= self.max_new_tokens + tree.nodes:
-            change = (
-                f"but a cache_length of {self.cache_length} with max_new_tokens {self.max_new_tokens} has no room for"
-                " them after a prompt; raise cache_length or use fewer nodes"
-            )
-            return Problem("tree.nodes", tree.nodes, change)
-        return None
-
-    def check(self, vocab: int, drafter: "DrafterConfig | None") -> None:
-        """Raises DominoError for settings that do not fit a vocabulary of `vocab` tokens and this drafter."""
-        drafting, problems = self.drafting, [self.problem()]
-        if self.fixed_shape and not drafter:
-            problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
-        if drafter and drafting.draft_window:
-            change = "but this drafter has no backbone that reads the text; set it to 0"
-            if drafter.has_backbone:
-                change = (
-                    f"but this drafter's block has {drafter.block_size} slots; give at least that, or 0 for no window"
-                )
-            if not drafter.has_backbone or drafting.draft_window < drafter.block_size:
-                problems.append(Problem("draft_window", drafting.draft_window, change))
-        if drafter:
-            problems += [drafting.width_problem(drafter), drafting.vocabulary_problem(drafter)]
-            if drafting.tree and drafting.tree.candidates > vocab:
-                change = f"but the vocabulary has {vocab} tokens; lower it"
-                problems.append(Problem("tree.candidates", drafting.tree.candidates, change))
-        for problem in filter(None, problems):
-            raise DominoError(f"decode.{problem}")
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON values under the recipe's names, those of sampling and drafting among the others; infinity is "inf"."""
-        values = {**vars(self), **vars(self.sampling), **vars(self.drafting)}
-        for name in ("sampling", "drafting", "smallest_cache", "use_head", "draft_vocab_rows"):
-            del values[name]
-        sharpness, tree = self.drafting.draft_sharpness, self.drafting.tree
-        values["draft_sharpness"] = "inf" if math.isinf(sharpness) else sharpness
-        values["tree"] = tree and dataclasses.asdict(tree)
-        return json.loads(json.dumps(values))  # tuples become lists

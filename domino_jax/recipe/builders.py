@@ -21,13 +21,13 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
 from domino_jax.method.row_losses import RowSettings
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding

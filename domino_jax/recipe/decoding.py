@@ -22,6 +22,7 @@ from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.requests import request_of
+from domino_jax.decoding.settings import DecodeSettings, supported_modes
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
@@ -31,7 +32,6 @@ from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings, supported_modes
 from domino_jax.recipe import cli
 from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed

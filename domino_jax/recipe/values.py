@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
+from domino_jax.decoding.settings import TREE, DecodeSettings, default_modes
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.settings import TREE, DecodeSettings, TreeSettings, default_modes
+from domino_jax.method.settings import TreeSettings
 
 COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
 

@@ -9,8 +9,8 @@ import jax
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
 from domino_jax.decoding.generate import Generation, Generator
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT
 from domino_jax.runtime.progress import Progress
 from domino_jax.training.evaluation_layout import EvaluationLayout
 

@@ -5,8 +5,8 @@ import pytest
 import domino_jax
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ASSETS
 

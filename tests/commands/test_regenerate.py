@@ -13,7 +13,8 @@ from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
-from domino_jax.method.settings import DecodeSettings, SamplingParams
+from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_target
 from tests.helpers.commands import run

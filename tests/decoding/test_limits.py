@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from domino_jax.decoding.conversations import Answerer
-from domino_jax.method.settings import DecodeSettings
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import make_generator, random_models
 

@@ -15,10 +15,11 @@ import pytest
 
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import refused_mode
 from domino_jax.decoding.width import Choice, WidthController
 from domino_jax.method import rounds
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
     SmallGenerator,
     make_generator,

@@ -13,6 +13,7 @@ import pytest
 from configs import qwen3
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
 from domino_jax.method.drafter import Drafter, init_drafter_params
@@ -21,7 +22,6 @@ from domino_jax.method.heads.medusa import MedusaConfig
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
-from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.tree import ancestor_table
 from domino_jax.method.verify import Tree
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config

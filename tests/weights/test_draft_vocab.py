@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.propose import draft_base, propose, roll_out_head, slot_candidates
 from domino_jax.method.rollout import settle
-from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams
+from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.draft_vocab import choose_tokens, order_bytes, read_order
 from domino_jax.weights.hf import TOKEN_ORDER
