@@ -27,7 +27,7 @@ from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_file
 from domino_jax.forecast import dry_run
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
-from domino_jax.method.state import NonFiniteGuard, TrainState
+from domino_jax.method.state import TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli, loading, rules
 from domino_jax.recipe.decoding import check_final, decode_trained
@@ -48,6 +48,7 @@ from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
+from domino_jax.training.non_finite import NonFiniteGuard
 from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import StepClock
 from domino_jax.weights import formats, hf

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 
-from domino_jax.method.state import NonFiniteGuard, TrainState
+from domino_jax.method.state import TrainState
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.watchdog import Watchdog
+from domino_jax.training.non_finite import NonFiniteGuard
 from domino_jax.training.step_clock import StepClock
 
 NO_MEMORY = (

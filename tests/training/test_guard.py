@@ -10,9 +10,10 @@ import pytest
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.state import NonFiniteGuard, init_state
+from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.runtime.errors import NonFiniteError
+from domino_jax.training.non_finite import NonFiniteGuard
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
 POISON = 7  # a token whose embedding is not a number

@@ -13,7 +13,7 @@ import pytest
 
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import make_optimizer
-from domino_jax.method.state import NonFiniteGuard, init_state
+from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.runtime.errors import DominoError, NonFiniteError
 from domino_jax.runtime.preemption import Preempted, Preemption
@@ -22,6 +22,7 @@ from domino_jax.training import hooks
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
+from domino_jax.training.non_finite import NonFiniteGuard
 from domino_jax.training.step_clock import StepClock
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
