@@ -1,7 +1,6 @@
 """The caches of finished texts: a prompt that begins as one of them is read from the first token that differs."""
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +25,8 @@ class CachedText:
     draft_cache: Any
 
     @property
-    def caches(self) -> tuple:
-        return self.target_cache, self.draft_cache
+    def bytes(self) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.target_cache, self.draft_cache)))
 
     def common(self, prompt: np.ndarray) -> int:
         """The number of tokens that the prompt and this text begin with alike."""
@@ -47,9 +46,11 @@ class Prefixes:
     def __init__(self, count: int, most_bytes: int):
         self.count = count
         self.most_bytes = most_bytes
-        self.texts: OrderedDict[int, CachedText] = OrderedDict()
-        self.bytes = 0
-        self._numbers = 0
+        self.texts: list[CachedText] = []  # the one that was used last is the last
+
+    @property
+    def bytes(self) -> int:
+        return sum(text.bytes for text in self.texts)
 
     def longest(self, prompt: Sequence[int], plain: bool) -> tuple[CachedText | None, int]:
         """The text with the longest prefix of the prompt and how many of its rows to take; (None, 0) without one.
@@ -57,39 +58,30 @@ class Prefixes:
         plain: texts without a drafter's cache will do.
         """
         prompt = np.asarray(prompt, np.int32)
-        usable = [number for number, text in self.texts.items() if plain or text.draft_cache]
-        lengths = {number: min(self.texts[number].common(prompt), len(prompt)) - 1 for number in usable}
-        best = max(lengths, key=lengths.__getitem__, default=None)
-        if best is None or lengths[best] < SHORTEST:
+        usable = [text for text in self.texts if plain or text.draft_cache]
+        best = max(usable, key=lambda text: text.common(prompt), default=None)
+        length = best.common(prompt) - 1 if best else 0
+        if length < SHORTEST:
             return None, 0
-        self.texts.move_to_end(best)
-        return self.texts[best], lengths[best]
+        self.texts.remove(best)
+        self.texts.append(best)
+        return best, length
 
     def add(self, text: CachedText) -> None:
         """Stores a text in place of those that it goes on from, then drops the oldest that are too many.
 
         A text that has more than `most_bytes` by itself is not stored.
         """
-        if _bytes(text) > self.most_bytes:
+        if text.bytes > self.most_bytes:
             return
-        for number, earlier in list(self.texts.items()):
-            if earlier.common(text.token_ids) == len(earlier.token_ids) and (
-                text.draft_cache or not earlier.draft_cache
-            ):
-                self._drop(number)
-        self._numbers += 1
-        self.texts[self._numbers] = text
-        self.bytes += _bytes(text)
+
+        def replaced(earlier: CachedText) -> bool:
+            continued = earlier.common(text.token_ids) == len(earlier.token_ids)
+            return continued and bool(text.draft_cache or not earlier.draft_cache)
+
+        self.texts = [*(earlier for earlier in self.texts if not replaced(earlier)), text]
         while len(self.texts) > self.count or self.bytes > self.most_bytes:
-            self._drop(next(iter(self.texts)))
+            del self.texts[0]
 
     def clear(self) -> None:
-        while self.texts:
-            self._drop(next(iter(self.texts)))
-
-    def _drop(self, number: int) -> None:
-        self.bytes -= _bytes(self.texts.pop(number))
-
-
-def _bytes(text: CachedText) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(text.caches))
+        self.texts.clear()
