@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.settings import BACKBONE, BASELINE, MODES, TREE, DecodeSettings, canonical_mode, refused_mode
+from domino_jax.decoding.settings import BASELINE, MODES, TREE, DecodeSettings, canonical_mode, refused_mode
 from domino_jax.decoding.width import WidthController
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
@@ -65,21 +65,19 @@ class Programs:
 
         (models, state, stop_ids, max_rounds, idle, longest) → the state after the rounds (loop.run_rounds).
         """
-        settings, drafting = self.settings, self.drafting(mode, drafts)
+        settings = self.settings
         if mode == BASELINE:
-            width = drafting.width(self.drafter) + 1 if settings.fixed_shape else None
+            width = self.drafting(mode).width(self.drafter) + 1 if settings.fixed_shape else None
             round_ = functools.partial(autoregressive_round, sampling=settings.sampling, fixed_width=width)
         else:
             choices = {"isolated": settings.fixed_shape, "simulate_tau": settings.simulate_tau}
+            drafting = self.drafting(mode, drafts)
             round_ = functools.partial(speculative_round, sampling=settings.sampling, settings=drafting, **choices)
         return functools.partial(run_rounds, round_)
 
     def drafting(self, mode: str, drafts: int | None = None) -> DraftSettings:
-        """How rounds of a mode draft: as the settings say when `drafts` is None. A tree has all of its drafts or 0."""
-        has_head = self.drafter is not None and self.drafter.has_head
-        tree = self.settings.drafting.tree if mode == TREE and drafts != 0 else None
-        drafting = dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
-        return drafting if drafts is None or tree else dataclasses.replace(drafting, num_drafts=drafts)
+        """DecodeSettings.drafting_of for this drafter."""
+        return self.settings.drafting_of(mode, self.drafter, drafts)
 
     def widths(self, mode: str) -> tuple[int, ...]:
         """The numbers of drafts that an adaptive width chooses among; those between 0 and all are for chains."""

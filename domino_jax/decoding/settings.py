@@ -120,15 +120,17 @@ class DecodeSettings:
         """Whether dispatches choose their width."""
         return self.width == "adaptive" and not self.fixed_shape and not self.simulate_tau
 
-    def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
-        """How each mode drafts; modes that the drafter does not have are left out."""
-        modes = [mode for mode in supported_modes(self.modes, config) if mode != BASELINE]
-        chain = dataclasses.replace(self.drafting, tree=None)
-        return {mode: self.drafting if mode == TREE else chain for mode in modes}
+    def drafting_of(self, mode: str, config: "DrafterConfig", drafts: int | None = None) -> DraftSettings:
+        """How rounds of a mode draft: as the settings say when `drafts` is None. A tree has all of its drafts or 0."""
+        tree = self.drafting.tree if mode == TREE and drafts != 0 else None
+        use_head = config.has_head and mode != BACKBONE
+        drafting = dataclasses.replace(self.drafting, use_head=use_head, tree=tree)
+        return drafting if drafts is None or tree else dataclasses.replace(drafting, num_drafts=drafts)
 
     def round_widths(self, config: "DrafterConfig") -> dict[str, int]:
-        """For each mode that drafts, the most tokens of a round."""
-        return {mode: drafting.width(config) + 1 for mode, drafting in self.draftings(config).items()}
+        """For each mode that drafts, the most tokens of a round; modes that the drafter does not have are left out."""
+        modes = [mode for mode in supported_modes(self.modes, config) if mode != BASELINE]
+        return {mode: self.drafting_of(mode, config).width(config) + 1 for mode in modes}
 
     def block_rows(self, drafter: "DrafterConfig | None") -> int:
         """Cache rows that a round of any mode writes after the committed length."""

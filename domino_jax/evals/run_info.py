@@ -81,8 +81,7 @@ class RunInfo:
     def drafts_per_round(self) -> dict[str, int]:
         """By drafting mode, the drafts that a round verifies, at most."""
         config, settings = self.drafter_config, self.settings
-        draftings = settings.draftings(config) if config else {}
-        return {mode: drafting.verified(config) for mode, drafting in draftings.items()}
+        return {mode: settings.drafting_of(mode, config).verified(config) for mode in self.round_widths}
 
     def origin(self) -> dict[str, Any]:
         """JSON values by section: where everything comes from. A folder is continued or shown for these alone."""
