@@ -87,7 +87,7 @@ def main(flags: cli.Flags) -> None:
         # 5. Target and prompts.
         loaded = loader.target()
         codec = TextCodec(loaded.tokenizer, settings.thinking)
-        prompts = prepare_prompts(read_rows(flags, loaded), codec)
+        prompts = prepare_prompts(read_rows(info.source, config, loaded), codec)
         fitting = functools.partial(prompts_with_room, codec=codec, skip_bad=config.data.skip_bad_rows)
 
         # 6. Drafters, decoding and the report.
@@ -99,9 +99,7 @@ def main(flags: cli.Flags) -> None:
             models = loader.models(loaded, config.drafter.path, settings.modes)
             drafter = models.drafter and models.drafter.config
             if drafter:
-                settings, notes = fit_to_drafter(settings, drafter)
-                for note in notes:
-                    say(note)
+                settings = fit_to_drafter(settings, drafter)
             prompts = fitting([new_generator(models, settings)], prompts)
             info = info.loaded(settings, loaded, prompts, models)
             report = decode_prompts(models, loaded, prompts, info, output)
@@ -187,10 +185,8 @@ def load_compared(
         settings = info.requested
         if flags.config.decode.modes is None:
             settings = settings.change(modes=default_modes(models.drafter.config))
-        settings, notes = fit_to_drafter(settings, models.drafter.config)
+        settings = fit_to_drafter(settings, models.drafter.config, lambda note, name=name: say(f"{name}: {note}"))
         drafters[name] = ComparedDrafter(path, models, settings)
-        for note in notes:
-            say(f"{name}: {note}")
     return drafters
 
 

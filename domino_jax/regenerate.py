@@ -223,10 +223,7 @@ def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: s
     mesh = jax.sharding.get_mesh()
     everywhere = None if mesh.empty else replicated(mesh)
     models = load_models(loaded, drafter_path, everywhere, settings.drafting)
-    settings, notes = fit_to_drafter(settings, models.drafter.config)
-    for note in notes:
-        say(note)
-    return Answerer(models, settings, loaded.stop_ids)
+    return Answerer(models, fit_to_drafter(settings, models.drafter.config), loaded.stop_ids)
 
 
 def own_queues(

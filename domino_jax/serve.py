@@ -113,8 +113,7 @@ def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
         target = loader.target()
         models = loader.models(target, config.drafter.path, settings.modes)
         if models.drafter:
-            settings, notes = fit_to_drafter(settings, models.drafter.config)
-            print(*notes, sep="\n", end="\n" * bool(notes), flush=True)
+            settings = fit_to_drafter(settings, models.drafter.config)
         generator = new_generator(models, settings, target.stop_ids)
         modes = tuple(dict.fromkeys((BASELINE, *settings.modes)))
         prefixes = Prefixes(4 * settings.batch_size, int(config.serve.prefix_gib * 2**30))

@@ -35,12 +35,15 @@ from domino_jax.method.pair import Models
 from domino_jax.recipe import cli
 from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder
 from domino_jax.weights.drafter import EXPORT_DTYPE
 from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target
 from domino_jax.weights.random_weights import made_up_prompts
+
+MADE_UP = "made up"  # as the source of prompts
 
 
 def check_flags(flags: cli.Flags) -> None:
@@ -92,7 +95,7 @@ def prompt_source(flags: cli.Flags) -> PromptSource:
     tasks = tuple(decode.tasks)
     source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or flags.config.eval.prompts
     if not source and decode.simulate_tau:
-        source = "made up"
+        source = MADE_UP
     if not source:
         raise DominoError(
             "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.eval.prompts or"
@@ -101,18 +104,16 @@ def prompt_source(flags: cli.Flags) -> PromptSource:
     return PromptSource(source, flags.prompt, None if tasks else decode.num_prompts, tasks)
 
 
-def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
-    """The prompt rows of `prompt_source`."""
-    decode = flags.config.decode
-    if decode.tasks:
-        return read_tasks(tuple(decode.tasks))
-    if flags.prompt:
-        return [{"id": "prompt", **prompt_row(flags.prompt, loaded.tokenizer)}]
-    path = flags.prompts or flags.config.eval.prompts
-    if not path:
-        return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
-    check = functools.partial(check_row, loaded.tokenizer, decode.thinking)
-    return read_file_rows(path, decode.num_prompts, flags.config.data.skip_bad_rows, check)
+def read_rows(source: PromptSource, config, loaded: LoadedTarget) -> list[dict[str, Any]]:
+    """The prompt rows of a source."""
+    if source.tasks:
+        return read_tasks(source.tasks)
+    if source.text:
+        return [{"id": "prompt", **prompt_row(source.text, loaded.tokenizer)}]
+    if source.source == MADE_UP:
+        return made_up_prompts(source.limit or 1, loaded.model.config.vocab_size)
+    check = functools.partial(check_row, loaded.tokenizer, config.decode.thinking)
+    return read_file_rows(source.source, source.limit, config.data.skip_bad_rows, check)
 
 
 def check_row(tokenizer: Any, thinking: bool, row: dict[str, Any]) -> None:
@@ -141,13 +142,12 @@ def read_file_rows(
 # ------------------------------------------------------------------------------------------------ drafters
 
 
-def fit_to_drafter(settings: DecodeSettings, drafter: AnyConfig) -> tuple[DecodeSettings, list[str]]:
-    """Settings that the drafter's block allows, and a note for each value that was lowered."""
-    notes = []
+def fit_to_drafter(settings: DecodeSettings, drafter: AnyConfig, report: Callable[[str], None] = say) -> DecodeSettings:
+    """Settings that the drafter's block allows; `report` takes a note for each value that is lowered."""
 
     def at_most(key: str, value: int, most: int, reason: str) -> int:
         if value > most:
-            notes.append(f"note: config.{key} is {value}, but {reason}: lowered to {most}.")
+            report(f"note: config.{key} is {value}, but {reason}: lowered to {most}.")
         return min(value, most)
 
     most = drafter.most_drafts
@@ -163,7 +163,7 @@ def fit_to_drafter(settings: DecodeSettings, drafter: AnyConfig) -> tuple[Decode
         nodes = at_most("decode.tree.nodes", tree.nodes, tree.lanes * deepest + 1, reason)
         settings = settings.change(tree=dataclasses.replace(tree, nodes=nodes))
     check_simulation(settings, drafter)
-    return settings, notes
+    return settings
 
 
 # ---------------------------------------------------------------------------------------------- the terminal
@@ -182,9 +182,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
     models = loader.models(loaded, flags.config.drafter.path, (mode,))
     console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
     if models.drafter:
-        settings, notes = fit_to_drafter(settings, models.drafter.config)
-        for note in notes:
-            console.print(note, highlight=False, soft_wrap=True)
+        settings = fit_to_drafter(settings, models.drafter.config)
     width = width_of(flags.config.decode, flags.set_keys) if flags.interactive else settings.width
     generator = new_generator(models, settings.change(batch_size=1, width=width), loaded.stop_ids)
     # The last turn's caches, which are no more than those that the next turn needs anyway.
@@ -207,20 +205,23 @@ def final_settings(config, head: str) -> DecodeSettings:
     return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
 
 
+def final_source(config) -> PromptSource:
+    """Where the prompts of `decode_trained` come from."""
+    return PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
+
+
 def final_prompts(config, loaded: LoadedTarget, models: Models, settings: DecodeSettings) -> list[Prompt]:
     """The prompts of `decode_trained`; those that cannot be used are refused together, or left out."""
-    codec, skip_bad = TextCodec(loaded.tokenizer, settings.thinking), config.data.skip_bad_rows
-    check = functools.partial(check_row, loaded.tokenizer, settings.thinking)
-    rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, skip_bad, check)
-    return prompts_with_room([new_generator(models, settings)], prepare_prompts(rows, codec), codec, skip_bad)
+    codec, generator = TextCodec(loaded.tokenizer, settings.thinking), new_generator(models, settings)
+    prompts = prepare_prompts(read_rows(final_source(config), config, loaded), codec)
+    return prompts_with_room([generator], prompts, codec, config.data.skip_bad_rows)
 
 
 def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> None:
     """Refuses prompts that `decode_trained` could not use, before hours of training."""
     if not config.eval.final or jax.process_count() > 1:
         return
-    settings, notes = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config)
-    print(*notes, sep="\n", end="\n" * bool(notes))
+    settings = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config)
     models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
     final_prompts(config, loaded, models, settings)
 
@@ -241,11 +242,9 @@ def decode_trained(
         drafter_config, rounded = as_drafted(drafter_config, rounded, target, path, requested.drafting)
         drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         models = Models(target.model, target.params, drafter, rows_together(rounded))
-        settings, notes = fit_to_drafter(requested, drafter_config)
-        print(*notes, sep="\n", end="\n" * bool(notes))
+        settings = fit_to_drafter(requested, drafter_config)
     prompts = final_prompts(config, target, models, settings)
-    prompt_file = PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
-    info = RunInfo(requested, config.target.path, path, prompt_file)
+    info = RunInfo(requested, config.target.path, path, final_source(config))
     info = info.loaded(settings, target, prompts, models)
     if not is_remote(output):
         # An interrupted decoding of other weights there is of no use: the training has gone on since.

@@ -19,7 +19,8 @@ SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, tree=TREE)
 
 
 def test_values_are_lowered_to_the_drafters_with_a_note_each():
-    settings, notes = fit_to_drafter(SETTINGS, DRAFTER)
+    notes = []
+    settings = fit_to_drafter(SETTINGS, DRAFTER, notes.append)
     assert (settings.drafting.num_drafts, settings.drafting.tree.depth, settings.drafting.tree.nodes) == (5, 5, 21)
     block = "this drafter's block of 5 gives at most 5 drafts: lowered to 5."
     assert notes == [
@@ -33,7 +34,7 @@ def test_values_are_lowered_to_the_drafters_with_a_note_each():
 def test_values_that_fit_stay_as_they_are():
     tree = dataclasses.replace(TREE, nodes=8, depth=0)
     fitting = SETTINGS.change(num_drafts=None, tree=tree)
-    assert fit_to_drafter(fitting, DRAFTER) == (fitting, [])
+    assert fit_to_drafter(fitting, DRAFTER, pytest.fail) == fitting
 
 
 def test_a_forced_acceptance_length_is_refused_by_the_lowered_width():
