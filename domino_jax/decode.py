@@ -23,12 +23,13 @@ from pathlib import Path
 import jax
 from etils import epath
 
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DRAFT, DecodeSettings, default_modes
 from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafters, console_comparison, drafter_names
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
-from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
+from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import refuse_other_run
 from domino_jax.evals.run_info import RunInfo

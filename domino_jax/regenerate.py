@@ -26,6 +26,7 @@ import jax
 
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.bad_rows import BadRows
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import (
     Answerer,
@@ -182,26 +183,26 @@ def regenerate_rows(
         skip_bad: rows that the template refuses or that do not fit the target are left out.
     """
     processes = files.processes
-    batch_size, thinking = settings.batch_size, settings.thinking
+    codec = TextCodec(loaded.tokenizer, settings.thinking)
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
             answerer = new_answerer(loaded, settings, drafter_path)
-            started = start_conversations(rows, answerer, loaded.tokenizer, thinking, skip_bad)
+            started = start_conversations(rows, answerer, codec, skip_bad)
             files.ids = [conversation.row["id"] for conversation in started]
-            work = list(own_queues(started, batch_size, done, processes))
-            answer(work, files, answerer, loaded.tokenizer, thinking, done)
+            work = list(own_queues(started, settings.batch_size, done, processes))
+            answer(work, files, answerer, codec, done)
         files.finish()
     say(f"{files.output} holds {len(files.ids)} answers.")
 
 
 def start_conversations(
-    rows: Sequence[Mapping[str, Any]], answerer: Answerer, tokenizer: Any, thinking: bool, skip_bad: bool
+    rows: Sequence[Mapping[str, Any]], answerer: Answerer, codec: TextCodec, skip_bad: bool
 ) -> list[Conversation]:
     """The conversations of the rows; those that cannot be answered are refused together, or left out."""
     started, bad = [], BadRows()
     for place, row in enumerate(rows):
         try:
-            conversation = start_conversation(row, place, tokenizer, thinking)
+            conversation = start_conversation(row, place, codec)
             answerer.check(conversation)
             started.append(conversation)
         except DataError as error:
@@ -245,8 +246,7 @@ def answer(
     work: Sequence[Sequence[Conversation]],
     files: AnswerFiles,
     answerer: Answerer,
-    tokenizer: Any,
-    thinking: bool,
+    codec: TextCodec,
     done: set[str],
 ) -> None:
     """Answers queue after queue into this process' file; rows that have an answer are not written again."""
@@ -264,9 +264,9 @@ def answer(
             def show(finished: int, size: int = len(queue), rate: str = rate) -> None:
                 progress.advance(0, f"{rate}, {finished} of the next {size}")
 
-            tokens += converse(queue, answerer, tokenizer, thinking, show)
+            tokens += converse(queue, answerer, codec, show)
             rate = f"{tokens / answerer.seconds:,.0f} tokens/s"
-            fresh = [output_row(one, tokenizer) for one in queue if one.row["id"] not in done]
+            fresh = [output_row(one, codec) for one in queue if one.row["id"] not in done]
             rows.append(*fresh)
             progress.advance(len(fresh), rate)
 

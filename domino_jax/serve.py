@@ -64,7 +64,7 @@ def main(flags: cli.Flags) -> int:
     load = functools.partial(loaded, flags, settings)
     engine = Engine(load)
     hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
-    app = new_app(engine, key, settings.thinking, hosts)
+    app = new_app(engine, key, hosts)
 
     # 3. The server, on the main thread, which gets the signals.
     class Server(uvicorn.Server):

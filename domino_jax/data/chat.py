@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class TrainingRow:
     loss_mask: np.ndarray
 
 
-def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "prompt row") -> list[int]:
+def encode_prompt(tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row") -> list[int]:
     """The ids of a prompt row: messages through the chat template, prompt as plain text, token_ids unchanged."""
     check_prompt(row, where)
     if "token_ids" in row:
@@ -48,6 +48,25 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
     chat = read_chat(row, where)
     text = _template_of(tokenizer, thinking, where, chat).render(chat.messages, ask=True)
     return _encode(tokenizer, text, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCodec:
+    """From prompt rows to token ids, and back to text.
+
+    tokenizer: the target's; None where it has none (ids only).  thinking: for its chat template.
+    """
+
+    tokenizer: Any
+    thinking: bool
+
+    def encode(self, row: Mapping[str, Any], where: str | None = None) -> list[int]:
+        """`encode_prompt`; errors name the row by its id where nothing else is given."""
+        return encode_prompt(self.tokenizer, row, self.thinking, where or f"prompt {row['id']}")
+
+    def decode(self, token_ids: Sequence[int]) -> str | None:
+        """The text without special tokens, None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> TrainingRow:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import check_prompt
 from domino_jax.decoding.generate import Generation, Generator, Piece, new_generator
 from domino_jax.decoding.prefixes import Prefixes
@@ -56,7 +56,6 @@ class Decoder:
     Args:
         generator: of these models.
         tokenizer: the target's; with None prompts are token ids and answers have no text.
-        thinking: for the chat template.
         prefixes: where streams leave the caches of their texts for those that begin alike; None: nowhere.
     """
 
@@ -65,14 +64,13 @@ class Decoder:
         models: Models,
         generator: Generator,
         tokenizer: Any,
-        thinking: bool = False,
         prefixes: Prefixes | None = None,
     ):
         self.default_mode = TREE if generator.settings.drafting.tree else DRAFT if models.drafter else BASELINE
         self.models = models
         self.generator = generator
         self.tokenizer = tokenizer
-        self.thinking = thinking
+        self.codec = TextCodec(tokenizer, generator.settings.thinking)
         self.prefixes = prefixes
 
     def generate(self, prompts: Sequence[Prompt], *, mode: str | None = None, **sampling) -> list[Answer]:
@@ -94,7 +92,7 @@ class Decoder:
         ids = [self.encode(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
         requests = [self._request(index, **sampling) for index in range(len(ids))]
         answers = self.generator.generate(self.models, ids, mode or self.default_mode, requests).answers
-        return [Answer(**vars(answer), text=self._text(answer.token_ids)) for answer in answers]
+        return [Answer(**vars(answer), text=self.codec.decode(answer.token_ids)) for answer in answers]
 
     def stream(
         self,
@@ -131,14 +129,11 @@ class Decoder:
             raise DataError(f"{where} is an empty text; give it something to answer.")
         row = prompt_row(prompt, self.tokenizer)
         check_prompt(row, where)
-        return encode_prompt(self.tokenizer, row, self.thinking, where)
+        return self.codec.encode(row, where)
 
     def _request(self, noise: int, **sampling) -> Request:
         settings = self.generator.settings
         return _request(noise, **{**vars(settings.sampling), "seed": settings.seed, **sampling})
-
-    def _text(self, token_ids: list[int]) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def load(target: str, drafter: str | None = None, settings: DecodeSettings | None = None, **changes: Any) -> Decoder:
@@ -176,7 +171,7 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     modules = [module for module in (models.target, models.drafter) if module]
     positions = min(module.config.max_position_embeddings for module in modules)
     settings = settings.change(max_new_tokens=min(settings.max_new_tokens, positions // 2))
-    return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer, settings.thinking)
+    return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer)
 
 
 def prompt_row(prompt: Prompt, tokenizer) -> dict:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Models
@@ -39,15 +39,13 @@ class Conversation:
     earlier: list[tuple[Sequence[int], list[int]]] = dataclasses.field(default_factory=list)
 
 
-def start_conversation(row: Mapping[str, Any], place: int, tokenizer: Any, thinking: bool) -> Conversation:
+def start_conversation(row: Mapping[str, Any], place: int, codec: TextCodec) -> Conversation:
     """The row with its first prompt encoded; `place` among the rows keys its noise."""
-    where = f"prompt {row['id']}"
     if "messages" not in row:
-        return Conversation(row, place, [[]], [], _packed(encode_prompt(tokenizer, row, thinking, where)))
-    turns = split_turns(row["messages"], where)
+        return Conversation(row, place, [[]], [], _packed(codec.encode(row)))
+    turns = split_turns(row["messages"], f"prompt {row['id']}")
     messages = list(turns[0])
-    prompt = encode_prompt(tokenizer, {**row, "messages": messages}, thinking, where)
-    return Conversation(row, place, turns, messages, _packed(prompt))
+    return Conversation(row, place, turns, messages, _packed(codec.encode({**row, "messages": messages})))
 
 
 def _packed(ids: Sequence[int]) -> array:
@@ -154,8 +152,7 @@ def queues(conversations: Sequence[Conversation], batch_size: int) -> Iterator[l
 def converse(
     queue: Sequence[Conversation],
     answerer: Answerer,
-    tokenizer: Any,
-    thinking: bool,
+    codec: TextCodec,
     between: Callable[[int], None] | None = None,
 ) -> int:
     """Takes a queue through all its turns; returns how many tokens were generated.
@@ -170,17 +167,16 @@ def converse(
             one.answer = answer
             tokens += len(answer.token_ids)
             if one.messages:
-                text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-                one.messages.append({"role": "assistant", "content": text})
+                one.messages.append({"role": "assistant", "content": codec.decode(answer.token_ids)})
         turn += 1
-        active = [one for one in active if len(one.turns) > turn and ask_next(one, turn, answerer, tokenizer, thinking)]
+        active = [one for one in active if len(one.turns) > turn and ask_next(one, turn, answerer, codec)]
     return tokens
 
 
-def ask_next(one: Conversation, turn: int, answerer: Answerer, tokenizer: Any, thinking: bool) -> bool:
+def ask_next(one: Conversation, turn: int, answerer: Answerer, codec: TextCodec) -> bool:
     """Puts the next turn's messages in; False, and nothing changed, when they do not fit."""
     messages = [*one.messages, *one.turns[turn]]
-    prompt = encode_prompt(tokenizer, {**one.row, "messages": messages}, thinking, f"prompt {one.row['id']}")
+    prompt = codec.encode({**one.row, "messages": messages})
     if not answerer.fits(prompt):
         return False
     one.earlier.append((one.prompt, one.answer.token_ids))
@@ -188,7 +184,7 @@ def ask_next(one: Conversation, turn: int, answerer: Answerer, tokenizer: Any, t
     return True
 
 
-def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
+def output_row(one: Conversation, codec: TextCodec) -> dict[str, Any]:
     """The training row: the last turn's ids, masked where they are the target's own."""
     token_ids = [*one.prompt, *one.answer.token_ids]
     mask = [0] * len(one.prompt) + [1] * len(one.answer.token_ids)
@@ -204,8 +200,8 @@ def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
     }
     if one.messages:
         row["messages"] = one.messages
-    elif tokenizer is not None:
-        row["text"] = tokenizer.decode(one.answer.token_ids, skip_special_tokens=True)
+    elif codec.tokenizer is not None:
+        row["text"] = codec.decode(one.answer.token_ids)
     return row
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import rich.console
 
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.measure import report_lanes
-from domino_jax.evals.prompts import Prompt, TextCodec
+from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.report import FORMAT, print_table
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.lanes import Lane, ModeRun
-from domino_jax.evals.prompts import Prompt, TextCodec
+from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, time_rounds
 from domino_jax.evals.run_files import RunFiles

@@ -7,26 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import check_text
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.runtime.errors import DataError, quote
-
-
-@dataclasses.dataclass(frozen=True)
-class TextCodec:
-    """From rows to token ids and back to text. tokenizer: the target's; None where it has none (ids only)."""
-
-    tokenizer: Any
-    thinking: bool
-
-    def encode(self, row: Mapping[str, Any], where: str) -> list[int]:
-        return encode_prompt(self.tokenizer, row, self.thinking, where)
-
-    def decode(self, token_ids: Sequence[int]) -> str | None:
-        """The text without special tokens, None without a tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +46,7 @@ class Prompt:
         user, *later = self.later_turns
         added = ({"role": "assistant", "content": answer}, {"role": "user", "content": user})
         messages = (*self.messages, *added)
-        token_ids = codec.encode({"messages": list(messages)}, f"prompt {self.id}")
+        token_ids = codec.encode({"id": self.id, "messages": list(messages)})
         changes = {"turn": self.turn + 1, "messages": messages, "later_turns": tuple(later)}
         return dataclasses.replace(self, token_ids=tuple(token_ids), **changes)
 

@@ -12,7 +12,7 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.held_out import COUNT, SHARE
 from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
@@ -252,14 +252,12 @@ def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: 
     """
     models = Models(loaded.model, loaded.params, layout.drafter)
     generator = evaluation_generator(config, models, loaded.stop_ids)
-
-    def encode(row: dict) -> list[int]:
-        return encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}")
+    codec = TextCodec(loaded.tokenizer, config.decode.thinking)
 
     def check(row: dict) -> None:  # now, and not at the first evaluation after hours of training
-        generator.check_prompt(encode(row), f"prompt {row['id']}")
+        generator.check_prompt(codec.encode(row), f"prompt {row['id']}")
 
-    prompts = [encode(row) for row in evaluation_rows(config, rows, check)]
+    prompts = [codec.encode(row) for row in evaluation_rows(config, rows, check)]
     return DecodedEvaluation(models, generator, prompts, layout)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import rich.console
 from etils import epath
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
@@ -26,7 +26,7 @@ from domino_jax.decoding.settings import DecodeSettings, supported_modes
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
-from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts, prompts_with_room
+from domino_jax.evals.prompts import Prompt, prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT
 from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafter import rows_together
@@ -112,13 +112,13 @@ def read_rows(source: PromptSource, config, loaded: LoadedTarget) -> list[dict[s
         return [{"id": "prompt", **prompt_row(source.text, loaded.tokenizer)}]
     if source.source == MADE_UP:
         return made_up_prompts(source.limit or 1, loaded.model.config.vocab_size)
-    check = functools.partial(check_row, loaded.tokenizer, config.decode.thinking)
+    check = functools.partial(check_row, TextCodec(loaded.tokenizer, config.decode.thinking))
     return read_file_rows(source.source, source.limit, config.data.skip_bad_rows, check)
 
 
-def check_row(tokenizer: Any, thinking: bool, row: dict[str, Any]) -> None:
+def check_row(codec: TextCodec, row: dict[str, Any]) -> None:
     """Refuses a prompt row that cannot be encoded or whose sampling values are out of range."""
-    encode_prompt(tokenizer, row, thinking, f"prompt {row['id']}")
+    codec.encode(row)
     request_of(row, 0)
 
 
@@ -187,7 +187,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
     generator = new_generator(models, settings.change(batch_size=1, width=width), loaded.stop_ids)
     # The last turn's caches, which are no more than those that the next turn needs anyway.
     prefixes = Prefixes(1, sys.maxsize) if flags.interactive else None
-    decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking, prefixes)
+    decoder = Decoder(models, generator, loaded.tokenizer, prefixes)
     sampling = {**vars(settings.sampling), "seed": settings.seed}
     if flags.interactive:
         chat(decoder, mode, console, **sampling)

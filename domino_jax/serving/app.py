@@ -29,8 +29,8 @@ SLACK = 30.0  # seconds that a client has to read an answer after the engine's l
 class Server:
     """The application's functions, which share the engine and the settings."""
 
-    def __init__(self, engine: Engine, key: str | None, thinking: bool):
-        self.engine, self.key, self.thinking = engine, key, thinking
+    def __init__(self, engine: Engine, key: str | None):
+        self.engine, self.key = engine, key
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ class Server:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refusal("the Content-Type of the request must be application/json.", 415)
         raw, served = parse_body(await read_body(request)), self.engine.served
-        asked = await asyncio.to_thread(read_request, raw, chat, served, self.thinking)
+        asked = await asyncio.to_thread(read_request, raw, chat, served)
         loop, arrivals = asyncio.get_running_loop(), asyncio.Queue()
 
         def deliver(update: Update) -> None:
@@ -173,14 +173,14 @@ async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-def new_app(engine: Engine, key: str | None, thinking: bool, hosts: Sequence[str] = ("*",)) -> Starlette:
+def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",)) -> Starlette:
     """The application around an engine.
 
     Args:
         key: that requests under /v1 must have, None or empty: none.
         hosts: names in the Host header that are answered; "*": all.
     """
-    server = Server(engine, key, thinking)
+    server = Server(engine, key)
     routes = [
         Route("/", server.page),
         Route("/health", server.health),

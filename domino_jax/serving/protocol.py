@@ -56,7 +56,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if value is not None}
 
 
-def read_request(raw: dict[str, Any], chat: bool, served: Served, thinking: bool) -> Asked:
+def read_request(raw: dict[str, Any], chat: bool, served: Served) -> Asked:
     """What a body asks for. Raises Refusal with the name of the field that is wrong or not supported."""
     _check_fields(raw, CHAT_FIELDS if chat else TEXT_FIELDS)
     _need(raw.get("n", 1) == 1, "n", "only n = 1 is supported")
@@ -70,7 +70,7 @@ def read_request(raw: dict[str, Any], chat: bool, served: Served, thinking: bool
     _need(set(options) <= {"include_usage"}, "stream_options", "only include_usage is supported")
     include_usage = options.get("include_usage", False)
     _need(isinstance(include_usage, bool), "stream_options", "include_usage is true or false")
-    prompt = _encode(raw, chat, served, thinking)
+    prompt = _encode(raw, chat, served)
     settings = served.generator.settings
     try:
         request = _request(raw, prompt, served, settings)
@@ -107,12 +107,12 @@ def _stops(raw: dict[str, Any]) -> tuple[str, ...]:
     return stops
 
 
-def _encode(raw: dict[str, Any], chat: bool, served: Served, thinking: bool) -> list[int]:
+def _encode(raw: dict[str, Any], chat: bool, served: Served) -> list[int]:
     name = "messages" if chat else "prompt"
     _need(name in raw, name, "it is missing")
     row = {"messages": [_message(message) for message in raw[name]]} if chat else _prompt(raw[name])
     try:
-        return encode_prompt(served.tokenizer, row, thinking, name)
+        return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name)
     except DataError as error:
         raise Refusal(str(error), param=name) from error
 

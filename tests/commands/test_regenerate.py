@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax import regenerate
 from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
-from domino_jax.data.chat import encode_training_row
+from domino_jax.data.chat import TextCodec, encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
@@ -196,7 +196,9 @@ def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_
 ):
     whole = rows_file.read_bytes()
     lines = whole.splitlines(keepends=True)
-    queue = regenerate.queues([start_conversation(row, 0, None, False) for row in PROMPTS], SETTINGS.batch_size)
+    queue = regenerate.queues(
+        [start_conversation(row, 0, TextCodec(None, False)) for row in PROMPTS], SETTINGS.batch_size
+    )
     first, second = (one.row["id"] for one in next(queue))
     rows_file.write_bytes(b"".join(line for line in lines if json.loads(line)["id"] != second))
     answered = []

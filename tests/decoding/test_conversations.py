@@ -2,6 +2,7 @@
 
 import pytest
 
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.conversations import (
     Conversation,
     converse,
@@ -38,7 +39,7 @@ def test_an_earlier_answer_is_found_after_its_prompt_or_not_at_all():
 def test_an_earlier_answer_is_supervised_in_its_place():
     done = Generation([5, 6], [], "stop")
     one = Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
-    row = output_row(one, None)
+    row = output_row(one, TextCodec(None, False))
     assert (row["token_ids"], row["loss_mask"]) == ([1, 8, 9, 2, 5, 6], [0, 1, 1, 0, 1, 1])
 
 
@@ -51,7 +52,8 @@ def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
             return [Generation([ord("y")], [], "stop") for _ in conversations]
 
     row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
-    one = start_conversation(row, 0, BytesTokenizer(), False)
-    assert converse([one], Answerer(), BytesTokenizer(), False) == 1
+    codec = TextCodec(BytesTokenizer(), False)
+    one = start_conversation(row, 0, codec)
+    assert converse([one], Answerer(), codec) == 1
     assert [message["content"] for message in one.messages] == ["hi", "y"]
     assert one.answer.token_ids == [ord("y")]

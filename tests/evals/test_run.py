@@ -6,11 +6,12 @@ import weakref
 
 import pytest
 
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.lanes import Lane
-from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
+from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.recipe.decoding import read_file_rows

@@ -50,7 +50,7 @@ def listening(engine, key: str | None = None, hosts: tuple[str, ...] = ("*",)):
 
     from domino_jax.serving.app import new_app
 
-    app = new_app(engine, key, False, hosts)
+    app = new_app(engine, key, hosts)
     listener = serve.bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
