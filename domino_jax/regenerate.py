@@ -203,7 +203,7 @@ def start_conversations(
     for place, row in enumerate(rows):
         try:
             conversation = start_conversation(row, place, codec)
-            answerer.check(conversation)
+            answerer.generator(len(conversation.prompt)).check_prompt(conversation.prompt, f"prompt {row['id']}")
             started.append(conversation)
         except DataError as error:
             bad.add(error)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import check_prompt
 from domino_jax.decoding.generate import Generation, Generator, Piece, new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
@@ -127,9 +126,7 @@ class Decoder:
         """The prompt's token ids as `generate` takes them."""
         if isinstance(prompt, str) and not prompt.strip():
             raise DataError(f"{where} is an empty text; give it something to answer.")
-        row = prompt_row(prompt, self.tokenizer)
-        check_prompt(row, where)
-        return self.codec.encode(row, where)
+        return self.codec.encode(prompt_row(prompt, self.tokenizer), where)
 
     def _request(self, noise: int, **sampling) -> Request:
         settings = self.generator.settings

@@ -92,17 +92,7 @@ class Answerer:
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether there is room for an answer. A drafter makes no difference, because it must not change an answer."""
-        return len(prompt) + self.max_new_tokens + 1 <= self.limit
-
-    def check(self, conversation: Conversation) -> None:
-        """Refuses a first prompt that can never be answered, before the first answer is made."""
-        where, length = f"prompt {conversation.row['id']}", len(conversation.prompt)
-        if not self.fits(conversation.prompt):
-            raise DataError(
-                f"{where} has {length} tokens; with regenerate.max_new_tokens {self.max_new_tokens} that is beyond the"
-                f" target's {self.limit} positions. Shorten the prompt or generate fewer tokens."
-            )
-        self.generator(length).check_prompt(conversation.prompt, where)
+        return len(prompt) <= self.generator(len(prompt)).limits.room(self.max_new_tokens)
 
     def drafts(self, longest: int) -> bool:
         """Whether prompts of this length are drafted for: past its own positions a drafter is no help."""
