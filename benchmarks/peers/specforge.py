@@ -144,7 +144,7 @@ class OurTrainer:
     def __init__(self, target: pathlib.Path, drafter: pathlib.Path, case: Case):
         models = loading.load_models(loading.load_target(str(target), "float32"), str(drafter))
         self.case, self.target, self.target_params = case, models.target, models.target_params
-        self.drafter = drafter = Drafter(models.drafter.config, attention_blocks=LossSettings.slice_blocks)
+        self.drafter = drafter = Drafter(models.drafter.config)
         settings = LossSettings(gamma=case.gamma, contiguous=False)
         optimizer = make_optimizer("adamw")
         self.whole = make_train_step(

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.conv import ConvolvedLayer
+from domino_jax.models import slices
 from domino_jax.models.cache import LayerCache
 from domino_jax.models.decoder_layer import Attention, DecoderLayer
 from domino_jax.models.layers import Linear, RMSNorm, rotary_angles
 from domino_jax.models.shapes import MASKED, Features, Hidden, Logits, Positions
 from domino_jax.models.sharding import constrain
-from domino_jax.models.slices import cut, joined
 
 
 class Backbone(nn.Module):
@@ -85,15 +85,14 @@ def training_attention(
     *,
     causal: bool = False,
     starts: jax.Array | None = None,
-    slice_blocks: int | None = None,
 ) -> Attention:
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
     A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a sliding window
     also t ≥ anchor_b + slot - (window-1), and the slots of the same block that `slots_read` gives. Blocks with keep
     False read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
-    mostly masked [A·G, S+A·G] array that they replace is never built, and only `slice_blocks` blocks (None: all) of the
-    context part live at a time, forward and backward.
+    mostly masked [A·G, S+A·G] array that they replace is never built, and only slices.BLOCKS blocks of the context part
+    live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.
@@ -110,7 +109,7 @@ def training_attention(
         kv, blocks = k.shape[1], anchors.shape[1]
         q = q.reshape(batch, kv, heads // kv, blocks, block_size, width)
         k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
-        size = min(slice_blocks or blocks, blocks)
+        size = min(slices.BLOCKS, blocks)
         if size == blocks:
             out = _attend_blocks(context, q, k, v, anchors, starts, keep, window, readable)
         else:
@@ -137,10 +136,10 @@ def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anch
     # Their gradients are summed over the slices, in float32 as one product would sum them.
     context = jax.tree.map(lambda x: x.astype(jnp.float32), context)
 
-    of_blocks = (cut(x, 1, size) for x in (anchors, starts, keep))
-    parts = (cut(q, 3, size), cut(k, 2, size), cut(v, 2, size), *of_blocks)
+    of_blocks = (slices.cut(x, 1, size) for x in (anchors, starts, keep))
+    parts = (slices.cut(q, 3, size), slices.cut(k, 2, size), slices.cut(v, 2, size), *of_blocks)
     one = jax.checkpoint(lambda part: _attend_blocks(context, *part, *rule))
-    return joined(jax.lax.map(one, parts), 3, anchors.shape[1])
+    return slices.joined(jax.lax.map(one, parts), 3, anchors.shape[1])
 
 
 def _attend_blocks(

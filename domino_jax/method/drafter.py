@@ -21,7 +21,6 @@ class Drafter(nn.Module):
 
     config: DrafterConfig
     dtype: Any = jnp.float32
-    attention_blocks: int | None = None  # training: blocks whose attention scores live at a time; None is all
     remat: bool = False  # training: backbone layers are computed again in the backward pass
     whole_head: bool = False  # decoding on a mesh: every device holds and computes the whole head
 
@@ -81,7 +80,7 @@ class Drafter(nn.Module):
         context = self.backbone.context_keys_values(features, positions)
 
         def attention(layer):
-            choices = {"causal": self.config.causal(layer), "starts": starts, "slice_blocks": self.attention_blocks}
+            choices = {"causal": self.config.causal(layer), "starts": starts}
             return training_attention(context[layer], anchors, keep, slots, self.config.window(layer), **choices)
 
         block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)

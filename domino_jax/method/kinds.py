@@ -61,14 +61,9 @@ def parse_config(raw: dict[str, Any]) -> AnyConfig:
 
 
 def new_drafter(
-    config: AnyConfig,
-    dtype: Any = jnp.float32,
-    *,
-    attention_blocks: int | None = None,
-    remat: bool = False,
-    whole_head: bool = False,
+    config: AnyConfig, dtype: Any = jnp.float32, *, remat: bool = False, whole_head: bool = False
 ) -> AnyDrafter:
     """The module of a config; the choices are Drafter's, and the other kinds read remat alone."""
     if config.has_backbone:
-        return Drafter(config, dtype, attention_blocks, remat, whole_head)
+        return Drafter(config, dtype, remat, whole_head)
     return config.module(dtype, remat)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.models.slices import cut, joined
+from domino_jax.models.slices import BLOCKS, cut, joined
 
 # Guards against an empty batch, as in the public trainers: a block with a label weighs about 1, so 1e-6 moves nothing.
 EPSILON = 1e-6
@@ -29,7 +29,7 @@ class LossSettings:
     gamma: decay constant γ of the slot weights; None turns decay off.
     contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
-    slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
+    slice_blocks: anchor blocks of a row whose logits are in memory at once.
     drafted_tokens: the head reads its own greedy drafts instead of the true tokens (rollout.greedy_tokens).
     frozen_backbone: no gradient enters the backbone.
     """
@@ -37,7 +37,7 @@ class LossSettings:
     gamma: float | None = 7.0
     contiguous: bool = True
     dpace_alpha: float | None = None
-    slice_blocks: int = 32
+    slice_blocks: int = BLOCKS
     drafted_tokens: bool = False
     frozen_backbone: bool = False
 

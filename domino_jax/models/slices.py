@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+BLOCKS = 32  # draft blocks of a row whose attention scores, and by default logits, are in memory at once in training
+
 
 def cut(x: jax.Array, axis: int, size: int) -> jax.Array:
     """x with `axis` in slices of `size`, the slices in front: [.., A, ..] → [ceil(A/size), .., size, ..].

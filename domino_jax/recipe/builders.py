@@ -149,9 +149,8 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
 
 
 def drafter_of(config: AnyConfig, recipe) -> AnyDrafter:
-    """The drafter as it trains, in the type and the slices of the recipe."""
-    choices = {"attention_blocks": LossSettings.slice_blocks, "remat": recipe.train.remat}
-    return new_drafter(config, np.dtype(recipe.target.dtype), **choices)
+    """The drafter as it trains."""
+    return new_drafter(config, np.dtype(recipe.target.dtype), remat=recipe.train.remat)
 
 
 def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformation, mesh: Mesh):

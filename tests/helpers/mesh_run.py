@@ -23,7 +23,7 @@ from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
-from domino_jax.models import sharding
+from domino_jax.models import sharding, slices
 from tests.helpers.decoding_models import random_models
 from tests.helpers.models import ROW_SETS, Model, random_tokens, tiny_drafter, tiny_target
 
@@ -52,12 +52,12 @@ OWN_LOSSES = {"markov": MarkovSettings, "dflash2": SelectorSettings, "xpress": X
 ROW_SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
 
 
-def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, drafter=None, **losses):
+def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=32, slice_blocks=100, drafter=None, **losses):
     """[[loss, gradient norm], …] of `steps` steps on a mesh of these sizes; drafter: of `models`, Domino when None."""
     size = int(np.prod(mesh))
     made = sharding.make_mesh(*mesh, devices=jax.devices()[:size])
     target, small = models(**(drafter or {"head": "domino"}))
-    drafter = new_drafter(small.config, attention_blocks=attention_blocks, remat=remat)
+    drafter, slices.BLOCKS = new_drafter(small.config, remat=remat), attention_blocks
     head = small.config.head
     choices = {"gamma": 4.0, "slice_blocks": slice_blocks, **losses}
     settings = ROW_SETTINGS[head] if head in ROW_SETTINGS else OWN_LOSSES.get(head, LossSettings)(**choices)

@@ -11,7 +11,7 @@ from domino_jax.method import blocks
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.pair import Models
 from domino_jax.method.step import label_blocks, target_pass
-from domino_jax.models import attention
+from domino_jax.models import attention, slices
 from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
 from tests.helpers.models import dual_loss, tiny_drafter, tiny_target
 from tests.helpers.packing import LENGTHS, packed_row, separate_rows
@@ -26,11 +26,10 @@ def models(shift):
 
 
 @functools.lru_cache
-def jitted(shift, contiguous, attention_blocks):
+def jitted(shift):
     """(drafter parameters, batch, anchors) → ((loss, metrics), gradients); compiled once for each batch shape."""
     target, drafter = models(shift)
-    module = drafter.module.clone(attention_blocks=attention_blocks)
-    settings = LossSettings(gamma=4.0, contiguous=contiguous)
+    settings = LossSettings(gamma=4.0, contiguous=False)
 
     @jax.jit
     def run(params, batch, anchors):
@@ -38,7 +37,7 @@ def jitted(shift, contiguous, attention_blocks):
         drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, settings)
 
         def loss_of(params):
-            models = Models(target.module, target.params, module, params)
+            models = Models(target.module, target.params, drafter.module, params)
             return dual_loss(models, features, batch, drawn, settings, 0.3)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -46,18 +45,16 @@ def jitted(shift, contiguous, attention_blocks):
     return run
 
 
-def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
+def measured(shift, batch, anchors):
     """((loss, metrics), gradients) of the drafter on a batch with given anchors."""
-    run = jitted(shift, contiguous, attention_blocks)
+    run = jitted(shift)
     return jax.device_get(run(models(shift)[1].params, batch, jnp.asarray(anchors)))
 
 
-def agree(shift, **choices):
-    apart = measured(shift, separate_rows(), ANCHORS, **choices)
+def agree(shift):
+    apart = measured(shift, separate_rows(), ANCHORS)
     first = LENGTHS[0]
-    together = measured(
-        shift, packed_row(separate_rows()), [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]], **choices
-    )
+    together = measured(shift, packed_row(separate_rows()), [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]])
     for name in apart[0][1]:
         np.testing.assert_allclose(together[0][1][name], apart[0][1][name], rtol=1e-5, err_msg=name)
     for ours, plain in zip(jax.tree.leaves(together[1]), jax.tree.leaves(apart[1]), strict=True):
@@ -70,8 +67,9 @@ def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows():
     assert loss > 1.0 and max(abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-2
 
 
-def test_the_same_unshifted_and_with_attention_in_slices():
-    agree(False, attention_blocks=3)
+def test_the_same_unshifted_and_with_attention_in_slices(monkeypatch):
+    monkeypatch.setattr(slices, "BLOCKS", 3)
+    agree(False)
 
 
 def test_an_anchor_and_its_label_are_in_one_document():
