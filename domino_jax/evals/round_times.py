@@ -196,18 +196,14 @@ def _verified(models, state: DecodeState, cache, tokens: jax.Array, sampling: Sa
     return choose(out.logits, state.keys, draft_positions(state, tokens.shape[1]), sampling), out
 
 
-def turn_seconds(
-    timed: Mapping[Any, Callable[[int], float]], repeats: int, short: Mapping[Any, int] = SHORT
-) -> dict[Any, float]:
+def turn_seconds(timed: Mapping[Any, Callable[[int], float]], repeats: int) -> dict[Any, float]:
     """Seconds of one turn by name, from functions turns → seconds: medians of `repeats` calls after a warm-up.
 
     The calls alternate, so that a noisy machine disturbs all of them alike and their differences are meaningful.
 
-    Args:
-        timed: by names of any kind.
-        short: the turns of those that LOOPED turns are too few for.
+    timed: by names of any kind; those of SHORT make more turns.
     """
-    more = {name: short.get(name, LOOPED) for name in timed}
+    more = {name: SHORT.get(name, LOOPED) for name in timed}
     times = {name: ([], []) for name in timed}  # of one turn, of many more
     for repeat in range(repeats + 1):
         for name, series in times.items():
