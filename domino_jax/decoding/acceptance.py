@@ -1,19 +1,13 @@
 """Acceptance: τ, the tokens that a round emits on average, and the rate of every draft position."""
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_jax.decoding.generate import Generation
 
 
-def accept_histogram(answers: Sequence[Generation], width: int) -> dict[str, int]:
-    """full_histogram of the answers' rounds."""
-    return full_histogram(Counter(emitted for answer in answers for emitted in answer.accept_lengths), width)
-
-
-def full_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
+def accept_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
     """{"1": rounds that emitted one token, … up to "width"}; {} when there was no round."""
     return {str(length): counts[length] for length in range(1, width + 1)} if counts else {}
 

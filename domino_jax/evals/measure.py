@@ -14,7 +14,7 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.lanes import Lane, ModeRun
 from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.report import build_report, write_report
-from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, time_rounds
+from domino_jax.evals.run import Measured, run_lanes, time_rounds
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
@@ -22,7 +22,6 @@ from domino_jax.method.pair import Models
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import LoadedTarget
 
 LEVEL_FIGURES = (
@@ -144,12 +143,7 @@ def measure_concurrency(
 def _level(
     lanes: Sequence[Lane], size: int, prompts: Sequence[Prompt], codec: TextCodec, info: RunInfo
 ) -> dict[str, Any]:
-    measured = Measured.empty(lanes)
-    with Progress(f"decode, {size} at a time", total=len(prompts)) as progress:
-        for group in plan_groups(prompts, size):
-            record, lines = decode_group(lanes, group, codec, bool(info.simulated))
-            measured.add(lanes, record, lines)
-            progress.advance(len(group.prompts))
+    measured = run_lanes(lanes, prompts, codec, size, None, bool(info.simulated))
     figures = figures_of(measured.runs, info)
     modes = {mode: {key: values[key] for key in LEVEL_FIGURES} for mode, values in figures.items()}
     return {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}

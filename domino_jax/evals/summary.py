@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.decoding.acceptance import accept_rates, acceptance_record, full_histogram
+from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
 from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.run_info import RunInfo
@@ -39,7 +39,7 @@ def figures_of(runs: Mapping[str, ModeRun], info: RunInfo) -> dict[str, dict[str
 
 
 def _mode_figures(run: ModeRun, width: int) -> dict[str, Any]:
-    clock, histogram = run.clock, full_histogram(run.histogram, width)
+    clock, histogram = run.clock, accept_histogram(run.histogram, width)
     plain, conditional = accept_rates(histogram)
     means = [emitted / rounds for emitted, rounds in zip(run.emitted, run.rounds, strict=True) if rounds]
     return {

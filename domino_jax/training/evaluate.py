@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -87,13 +88,14 @@ class DecodedEvaluation:
         measured = answers[modes[-1]]
         backbone = {"eval_tau_backbone": tau_pooled(answers[BACKBONE])} if BACKBONE in answers else {}
         width = self.generator.drafting(DRAFT).width(config) + 1
+        rounds = Counter(emitted for answer in measured for emitted in answer.accept_lengths)
         same = sum(ours.token_ids == plain.token_ids for ours, plain in zip(measured, self._alone, strict=True))
         return {
             "eval_tau": tau_pooled(measured),
             "eval_tau_per_prompt": tau_per_prompt(measured),
             **backbone,
             "eval_identical": same / len(self.prompts),
-            "eval_accept_by_position": accept_rates(accept_histogram(measured, width))[0],
+            "eval_accept_by_position": accept_rates(accept_histogram(rounds, width))[0],
         }
 
     def _decode(self, models: Models, mode: str, between: Callable[[], None], bar: Progress) -> list[Generation]:
