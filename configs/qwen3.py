@@ -7,10 +7,10 @@ in its file (domino_jax/method/heads/), those of decoding in method/settings.py 
 
 from domino_jax.decoding.settings import DTYPES, DecodeSettings
 from domino_jax.method.config import LARGEST_BLOCK
-from domino_jax.method.keys import Key, Section, keys_of, section
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models.decoder_config import LIMITS
+from domino_jax.runtime.keys import Key, Section, keys_of, section
 
 
 def get_config(hub_id: str) -> Section:

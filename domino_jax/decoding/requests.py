@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from domino_jax.method.keys import LARGEST
 from domino_jax.method.settings import Problem, SamplingParams
 from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.keys import LARGEST
 
 
 @dataclasses.dataclass(frozen=True)

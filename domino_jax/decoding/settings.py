@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from domino_jax.method.keys import key
 from domino_jax.method.settings import DraftSettings, Problem, SamplingParams, first_problem
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.keys import key
 
 if TYPE_CHECKING:
     from domino_jax.method.config import DrafterConfig

@@ -12,13 +12,13 @@ import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.settings import BACKBONE, DOMINO, DRAFT
-from domino_jax.method.keys import LARGEST
 from domino_jax.method.loop import DecodeState, emit, record_round
 from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.propose import draft_base, draft_positions, propose, roll_out_head
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import DraftSettings
 from domino_jax.method.verify import accept_chain, verify
+from domino_jax.runtime.keys import LARGEST
 
 # Turns of a timed loop. The short parts follow a whole pass that prepares them, and need more turns to be measurable.
 LOOPED = 16

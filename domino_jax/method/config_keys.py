@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from domino_jax.method.keys import LARGEST
 from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
 # Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.

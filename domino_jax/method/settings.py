@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from domino_jax.method.keys import key, keys_of
+from domino_jax.runtime.keys import key, keys_of
 
 if TYPE_CHECKING:
     from domino_jax.method.config import DrafterConfig

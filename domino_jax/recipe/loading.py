@@ -11,9 +11,9 @@ import pathlib
 import sys
 import traceback
 
-from domino_jax.method.keys import Section, walk
 from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
+from domino_jax.runtime.keys import Section, walk
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (training/checkpoints.py) unless --allow_config_change names it.

@@ -1,6 +1,6 @@
 """The checks of a recipe before anything is loaded: the range of each key, and what keys ask of each other.
 
-A range is declared with its key (method/keys.py). What a head asks of the recipe is in the head's file, what decode
+A range is declared with its key (runtime/keys.py). What a head asks of the recipe is in the head's file, what decode
 settings ask of each other in method/settings.py and decoding/settings.py, and what a drafter's shape asks of its target
 in method/config.py.
 """
@@ -12,11 +12,11 @@ from collections.abc import Collection
 from ml_collections import config_dict
 
 from domino_jax.decoding.settings import BASELINE, MODES, refused_mode
-from domino_jax.method.keys import walk
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import Problem, TreeSettings
 from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]

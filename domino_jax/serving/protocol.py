@@ -13,8 +13,8 @@ from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.decoding.text_stream import TextStream
-from domino_jax.method.keys import LARGEST
 from domino_jax.runtime.errors import DataError, DominoError, quote
+from domino_jax.runtime.keys import LARGEST
 from domino_jax.serving.engine import Refusal, Served, Update
 
 NUMBER, TEXTS = (int, float), (str, list)

@@ -11,7 +11,6 @@ from configs import qwen3
 from domino_jax.method import kinds
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.head import Head
-from domino_jax.method.keys import Key
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
@@ -20,6 +19,7 @@ from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.recipe import rules
 from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.runtime.keys import Key
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.decoding_models import make_generator, random_prompts, random_target, texts
 from tests.helpers.models import random_tokens

@@ -17,7 +17,6 @@ from domino_jax.method.candidates import Candidates, largest
 from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig
 from domino_jax.method.config_keys import either, integer, refuse, refuse_other_layout
 from domino_jax.method.head import Head
-from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -35,6 +34,7 @@ from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.tables import Entry
+from domino_jax.runtime.keys import Key
 
 SELECTOR = ("selector_rank", "selector_top_k")
 TOP_K = 16  # candidates of a slot of a new drafter, as in public ones

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
 from domino_jax.method.config_keys import either, lacks, optional_integer, refuse, section, shift_label
 from domino_jax.method.head import Head, SplitLinear
-from domino_jax.method.keys import Key
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
+from domino_jax.runtime.keys import Key
 
 PROJECTORS = ("domino", "causal_v5")  # as projector_type; the second is the name early checkpoints carry
 

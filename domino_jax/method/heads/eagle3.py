@@ -9,7 +9,6 @@ import numpy as np
 
 from domino_jax.method.config_keys import WRITTEN_WITH, integer, listed, public_keys, section, sliding_window
 from domino_jax.method.heads.eagle3_model import Eagle3, Eagle3Settings
-from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
 from domino_jax.models.decoder_config import (
     DecoderConfig,
@@ -21,6 +20,7 @@ from domino_jax.models.decoder_config import (
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, Entry, rename
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.keys import Key
 
 EAGLE3 = "eagle3"
 # The default and the largest length of a chain; the default is the public number of training passes.

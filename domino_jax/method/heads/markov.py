@@ -16,7 +16,6 @@ import optax
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
 from domino_jax.method.config_keys import boolean, either, integer, number, refuse, refuse_other_layout, section
 from domino_jax.method.head import Head, SplitLinear
-from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -30,6 +29,7 @@ from domino_jax.method.losses import (
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.keys import Key
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.config_keys import integer, lacks
-from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
 from domino_jax.method.losses import Labels, Outputs, Parts, Sums, accepted_lengths, cross_entropy
 from domino_jax.method.pair import Models, TargetRows
@@ -26,6 +25,7 @@ from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain
 from domino_jax.models.tables import LM_HEAD, Entry
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.keys import Key
 
 MEDUSA, ARCHITECTURE = "medusa", "MedusaModel"
 LARGEST_HEADS = 1_024  # far above any public drafter: more are refused before anything is allocated

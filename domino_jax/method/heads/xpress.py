@@ -16,7 +16,6 @@ from domino_jax.method.blocks import position_decay
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
 from domino_jax.method.config_keys import either, integer, optional_integer, refuse, refuse_other_layout, shift_label
 from domino_jax.method.head import Head, SplitLinear
-from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -31,6 +30,7 @@ from domino_jax.method.losses import (
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.keys import Key
 
 PASSES = 6  # of a file that does not say how many
 MLP_RATIO = 2  # hidden units of a new head's network ÷ its rank, as in the authors' files
