@@ -85,9 +85,7 @@ class Answerer:
         self.settings = settings
         self.stop_ids = stop_ids
         self.max_new_tokens = settings.max_new_tokens
-        self.mode = BASELINE if models.drafter is None else DRAFT
         self.seconds = 0.0  # spent generating so far, compilation left out
-        self.limit = models.target.config.max_position_embeddings
         self.generators: dict[bool, Generator] = {}  # with and without the drafter
 
     def fits(self, prompt: Sequence[int]) -> bool:
@@ -109,7 +107,8 @@ class Answerer:
         if drafts not in self.generators:
             models = self.models_for(longest)
             block = self.settings.block_rows(models.drafter and models.drafter.config)
-            settings = dataclasses.replace(self.settings, cache_length=self.limit + block)
+            slots = models.target.config.max_position_embeddings + block
+            settings = dataclasses.replace(self.settings, cache_length=slots)
             self.generators[drafts] = new_generator(models, settings, self.stop_ids)
         return self.generators[drafts]
 
@@ -118,7 +117,7 @@ class Answerer:
     ) -> list[Generation]:
         prompts = [one.prompt for one in conversations]
         longest = max(map(len, prompts))
-        mode = self.mode if self.drafts(longest) else BASELINE
+        mode = DRAFT if self.drafts(longest) else BASELINE
         requests = [one.request for one in conversations]
         answers, clock = self.generator(longest).generate(self.models_for(longest), prompts, mode, requests, between)
         self.seconds += clock.prefill_seconds + clock.decode_seconds

@@ -128,16 +128,15 @@ class Generator(Programs):
         models: Models,
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int | Request],
-        rows: int | None = None,
     ) -> DecodeState:
-        """Prefills one batch of `rows` (batch_size); rows without a prompt are done once they have a single token.
+        """Prefills one batch of batch_size rows; those without a prompt are done once they have a single token.
 
         The caches have room for the whole answers and a block of any mode.
         """
         tickets = [Ticket(prompt, self.request(one)) for prompt, one in zip(prompts, requests, strict=True)]
         queue = Queue(self, models, DRAFT if models.drafter else BASELINE, tickets)
         queue.least = self.slots(queue.whole_answers())
-        return queue.prefill(tickets, rows or self.settings.batch_size)
+        return queue.prefill(tickets, self.settings.batch_size)
 
     def advance(
         self,

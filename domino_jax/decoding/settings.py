@@ -138,57 +138,32 @@ class DecodeSettings:
 
     def problem(self) -> Problem | None:
         """The first value, or pair of values, that no models can be decoded with; None if all are fine."""
-        tau, drafts = self.simulate_tau, not self.modes or set(self.modes) - {BASELINE}
+        tau, tree, new = self.simulate_tau, self.drafting.tree, self.max_new_tokens
+        held, nodes = f"max_new_tokens {new}", tree.nodes if tree else 0
+        held += f" and the {nodes} nodes of a tree" if tree else ""
+        fixed = "it gives plain decoding the width of a draft, and none of modes drafts; add one that does"
+        chains = (
+            "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to"
+            " near_tie, or decode without a tree"
+        )
+        drafts = not self.modes or set(self.modes) - {BASELINE}
         problem = first_problem(
             self,
             ("modes", len(set(self.modes)) == len(self.modes), "name each mode once"),
-            (
-                "cache_length",
-                self.cache_length > self.max_new_tokens,
-                f"it holds the prompt and max_new_tokens {self.max_new_tokens}; raise it or generate fewer tokens",
-            ),
-            (
-                "parity",
-                drafts or not self.fixed_shape,
-                "it gives plain decoding the width of a draft, and none of modes drafts; add one that does",
-            ),
+            ("cache_length", self.cache_length > new + nodes, f"it holds the prompt, {held}; raise it, or lower these"),
+            ("parity", drafts or not self.fixed_shape, fixed),
+            ("parity", not (tree and self.fixed_shape), chains),
             ("simulate_tau", tau == 0 or tau >= 1, "0 is off; a round emits 1 token or more"),
         )
-        return problem or self.sampling.problem() or self.drafting.problem() or self._tree_problem()
-
-    def _tree_problem(self) -> Problem | None:
-        tree = self.drafting.tree
-        if not tree:
-            return None
-        if self.fixed_shape:
-            change = (
-                "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to"
-                " near_tie, or decode without a tree"
-            )
-            return Problem("parity", self.parity, change)
-        if self.cache_length <= self.max_new_tokens + tree.nodes:
-            change = (
-                f"but a cache_length of {self.cache_length} with max_new_tokens {self.max_new_tokens} has no room for"
-                " them after a prompt; raise cache_length or use fewer nodes"
-            )
-            return Problem("tree.nodes", tree.nodes, change)
-        return None
+        return problem or self.sampling.problem() or self.drafting.problem()
 
     def check(self, vocab: int, drafter: "DrafterConfig | None") -> None:
         """Raises DominoError for settings that do not fit a vocabulary of `vocab` tokens and this drafter."""
         drafting, problems = self.drafting, [self.problem()]
         if self.fixed_shape and not drafter:
             problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
-        if drafter and drafting.draft_window:
-            change = "but this drafter has no backbone that reads the text; set it to 0"
-            if drafter.has_backbone:
-                change = (
-                    f"but this drafter's block has {drafter.block_size} slots; give at least that, or 0 for no window"
-                )
-            if not drafter.has_backbone or drafting.draft_window < drafter.block_size:
-                problems.append(Problem("draft_window", drafting.draft_window, change))
         if drafter:
-            problems += [drafting.width_problem(drafter), drafting.vocabulary_problem(drafter)]
+            problems += [drafting.drafter_problem(drafter), drafting.vocabulary_problem(drafter)]
             if drafting.tree and drafting.tree.candidates > vocab:
                 change = f"but the vocabulary has {vocab} tokens; lower it"
                 problems.append(Problem("tree.candidates", drafting.tree.candidates, change))

@@ -134,16 +134,10 @@ def measure_concurrency(
     sizes = info.settings.concurrency
     for size in sizes:
         if str(size) not in done:
-            level = _level(lanes_of(size), size, first_turns, codec, info)
+            measured = run_lanes(lanes_of(size), first_turns, codec, size, None, bool(info.simulated))
+            figures = figures_of(measured.runs, info)
+            modes = {mode: {key: values[key] for key in LEVEL_FIGURES} for mode, values in figures.items()}
+            level = {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}
             files.append({"concurrency": size, "level": level}, [])
             done[str(size)] = level
     return {str(size): done[str(size)] for size in sizes}
-
-
-def _level(
-    lanes: Sequence[Lane], size: int, prompts: Sequence[Prompt], codec: TextCodec, info: RunInfo
-) -> dict[str, Any]:
-    measured = run_lanes(lanes, prompts, codec, size, None, bool(info.simulated))
-    figures = figures_of(measured.runs, info)
-    modes = {mode: {key: values[key] for key in LEVEL_FIGURES} for mode, values in figures.items()}
-    return {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}

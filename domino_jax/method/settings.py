@@ -190,19 +190,20 @@ class DraftSettings:
             ),
         )
 
-    def width_problem(self, config: "DrafterConfig") -> Problem | None:
-        """A number of drafts, or a tree, that this drafter does not make."""
-        change = f"but this drafter makes at most {config.most_drafts} drafts; lower it, or set 0"
-        if (self.num_drafts or 0) > config.most_drafts:
-            return Problem("num_drafts", self.num_drafts, change)
-        tree = self.tree
-        if not tree:
-            return None
-        if tree.depth > config.most_drafts:
-            return Problem("tree.depth", tree.depth, change)
+    def drafter_problem(self, config: "DrafterConfig") -> Problem | None:
+        """A window, a number of drafts or a tree that this drafter does not have."""
+        tree, most, size, window = self.tree, config.most_drafts, config.block_size, self.draft_window
+        if window and not config.has_backbone:
+            change = "but this drafter has no backbone that reads the text; set it to 0"
+            return Problem("draft_window", window, change)
+        if 0 < window < size:
+            change = f"but this drafter's block has {size} slots; give at least that, or 0 for no window"
+            return Problem("draft_window", window, change)
+        for name, drafts in (("num_drafts", self.num_drafts), ("tree.depth", tree and tree.depth)):
+            if (drafts or 0) > most:
+                return Problem(name, drafts, f"but this drafter makes at most {most} drafts; lower it, or set 0")
         depth = self.width(config)
-        most = depth * tree.lanes + 1
-        if tree.nodes > most:
-            change = f"but {tree.lanes} lanes of {depth} drafts and the anchor are {most}; lower it or raise tree.lanes"
-            return Problem("tree.nodes", tree.nodes, change)
+        if tree and tree.nodes > depth * tree.lanes + 1:
+            whole = f"{tree.lanes} lanes of {depth} drafts and the anchor are {depth * tree.lanes + 1}"
+            return Problem("tree.nodes", tree.nodes, f"but {whole}; lower it or raise tree.lanes")
         return None

@@ -251,15 +251,15 @@ def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_gro
 def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_text(drafter, schedule):
     """So plain steps extend the drafter's context too."""
     rows = 2
-    made = make_generator(models_of(drafter), batch_size=4, sampling=SamplingParams(4.0))
+    made = make_generator(models_of(drafter), batch_size=rows, sampling=SamplingParams(4.0))
     prompts = random_prompts(rows, 2, 9)
-    state = made.start(prompts, range(rows), rows=rows)
+    state = made.start(prompts, range(rows))
     for drafts in schedule:
         state = made.advance(state, "draft", 3, drafts=drafts)
     if schedule in ((3, 3), (0, 0)):
         assert (state.accepts[:, :6].max() > 1) == any(schedule)
     texts = [prompt + state.tokens[row, : state.counts[row]].tolist() for row, prompt in enumerate(prompts)]
-    fresh = made.start([text[:-1] for text in texts], range(rows), rows=rows)
+    fresh = made.start([text[:-1] for text in texts], range(rows))
     assert state.lengths.tolist() == fresh.lengths.tolist() == [len(text) - 1 for text in texts]
     assert state.before.tolist() == fresh.before.tolist() == [text[-2] for text in texts]
     for row, text in enumerate(texts):

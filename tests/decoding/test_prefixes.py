@@ -81,7 +81,7 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
         queues[0].advance(4)
     [ticket] = queues[1].admit()
     assert ticket.cached == 19
-    fresh = made.start(prompts[1:], [0], rows=1)
+    fresh = made.start(prompts[1:], [0])
     state = queues[1].state
     assert (state.anchors[0], state.before[0]) == (fresh.anchors[0], fresh.before[0])
     for reused, whole in zip(*(rows_read(made.models, one, 0, 40) for one in (state, fresh)), strict=True):
@@ -101,7 +101,7 @@ def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
     queue = queue_of(made, "draft", [text], prefixes=prefixes)
     [ticket] = queue.admit()
     assert ticket.cached == len(text) - 22
-    fresh = made.start([text], [0], rows=1)
+    fresh = made.start([text], [0])
     for reused, whole in zip(*(rows_read(made.models, one, 0, len(text)) for one in (queue.state, fresh)), strict=True):
         np.testing.assert_allclose(reused, whole, atol=1e-4)
 

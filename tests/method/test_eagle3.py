@@ -171,9 +171,9 @@ def test_a_chain_longer_than_the_usual_one_gives_the_golden_texts_in_longer_roun
     answers = made.generate([row["prompt"] for row in rows], "draft")
     assert texts(answers) == [row["output"][:40] for row in rows]
     assert 2 < max(max(answer.accept_lengths) for answer in answers) <= 10
-    # One layer of the target's slots, and the fused features of one row.
-    assert [leaf.shape for leaf in jax.tree.leaves(made.start([[1]], [0], rows=1).draft_cache)] == [
-        (1, 2, 128, 24),
-        (1, 2, 128, 24),
-        (1, 64),
+    # One layer of the target's slots, and the fused features of a place.
+    assert [leaf.shape for leaf in jax.tree.leaves(made.start([[1]], [0]).draft_cache)] == [
+        (4, 2, 128, 24),
+        (4, 2, 128, 24),
+        (4, 64),
     ]

@@ -15,7 +15,7 @@ BAD = [
     ({"depth": 5}, "decode.tree.depth is 5, but this drafter makes at most 4 drafts"),
     ({"beta": 0.1}, "decode.tree.beta is 0.1"),
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
-    ({"nodes": 48}, "decode.tree.nodes is 48, but a cache_length of 64 with max_new_tokens 16 has no room"),
+    ({"nodes": 48}, "decode.cache_length is 64: it holds the prompt, max_new_tokens 16 and the 48 nodes"),
 ]
 
 

@@ -99,10 +99,7 @@ RULES = [
     ("decode.cache_length", {"decode.cache_length": 2048}),
     ("decode.tree.lanes", {"decode.tree.lanes": 65}),
     ("decode.parity", {"decode.modes": ("autoregressive", "tree"), "decode.parity": "fixed_shape"}),
-    (
-        "decode.tree.nodes",
-        {"decode.modes": ("tree",), "decode.cache_length": 192, "decode.max_new_tokens": 128},
-    ),
+    ("decode.cache_length", {"decode.modes": ("tree",), "decode.cache_length": 192, "decode.max_new_tokens": 128}),
     # What the final decoding would refuse after the training.
     ("drafter.head", {**HELD_OUT, "drafter.head": "none", "decode.modes": ("domino",)}),
     ("drafter.head", {**HELD_OUT, **MEDUSA, "decode.modes": ("backbone",)}),
