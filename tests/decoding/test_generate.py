@@ -114,10 +114,8 @@ def test_one_program_per_bucket_and_none_after_warm_up():
     prompts = random_prompts(20, 1, 39)
     for length in (1, 17, 33):
         made.generate([[1] * length] * 3, "domino")
-    prefills = {("prefill", rows, bucket, 64, False, None) for rows in (1, 2) for bucket in (16, 32, 64)}
-    assert set(made.compiled) == {*prefills, ("admit", 2, 64, 1, 64, False, None), ("draft", 2, 64, None, True, None)}
     with Compilations() as seen:
         clocks = [made.generator.generate(made.models, prompts, mode).clock for mode in ("domino", "draft")]
         made.generate(prompts[:3], "domino", [100, 7, 5])
-    assert (seen.count, len(made.compiled)) == (0, 8)
+    assert (seen.count, len(made.compiled)) == (0, 2 * 3 + 1 + 1)  # prefills, an admission, rounds
     assert [clock.compile_seconds for clock in clocks] == [0.0, 0.0]

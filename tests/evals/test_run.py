@@ -99,9 +99,6 @@ def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp
     assert measured.runs["domino"].answers == 3
 
 
-# --------------------------------------------------------------------------------------------- interruption
-
-
 # --------------------------------------------------------------------------------------------------- memory
 
 
