@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from domino_jax.evals.report import versions
-from domino_jax.evals.tables import say, width_note
+from domino_jax.evals.tables import fmt, width_note
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
@@ -75,4 +75,4 @@ def mode_rows(report: Mapping[str, Any]) -> list[list[str]]:
     """Mode, τ pooled and per prompt, and speed-up of the modes that draft, from the run's final decoding."""
     keys = ("tau_pooled", "tau_per_prompt", "speedup")
     drafting = {mode: figures for mode, figures in report["modes"].items() if figures["tau_pooled"] is not None}
-    return [[mode, *(say(figures[key], ".2f") for key in keys)] for mode, figures in drafting.items()]
+    return [[mode, *(fmt(figures[key], ".2f") for key in keys)] for mode, figures in drafting.items()]

@@ -49,26 +49,26 @@ def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
     modes = report["modes"]
 
     def figure(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
-        return with_interval(figures, key, form, unit) if spread else say(figures[key], form, unit)
+        return with_interval(figures, key, form, unit) if spread else fmt(figures[key], form, unit)
 
     labels = {
         "tokens/s": lambda mode, figures: figure(figures, "tokens_per_second", ".1f"),
-        "ms per token": lambda mode, figures: say(figures["milliseconds_per_token"], ".2f"),
+        "ms per token": lambda mode, figures: fmt(figures["milliseconds_per_token"], ".2f"),
         "speed-up": lambda mode, figures: figure(figures, "speedup", ".2f", " ×"),
-        "end-to-end speed-up": lambda mode, figures: say(figures["speedup_end_to_end"], ".2f", " ×"),
+        "end-to-end speed-up": lambda mode, figures: fmt(figures["speedup_end_to_end"], ".2f", " ×"),
         "τ pooled": lambda mode, figures: figure(figures, "tau_pooled", ".2f"),
         "τ per prompt": lambda mode, figures: figure(figures, "tau_per_prompt", ".2f"),
-        "break-even τ": lambda mode, figures: say(figures["break_even_tau"], ".2f"),
-        "drafts per round": lambda mode, figures: say(figures["drafts_per_round"], ".3g"),
-        "outputs identical": lambda mode, figures: say_identical(report["identical_outputs"], mode),
-        "prefill s": lambda mode, figures: say(figures["prefill_seconds"], ".2f"),
-        "compilation s": lambda mode, figures: say(figures["compile_seconds"], ".1f"),
+        "break-even τ": lambda mode, figures: fmt(figures["break_even_tau"], ".2f"),
+        "drafts per round": lambda mode, figures: fmt(figures["drafts_per_round"], ".3g"),
+        "outputs identical": lambda mode, figures: same_count(report["identical_outputs"], mode),
+        "prefill s": lambda mode, figures: fmt(figures["prefill_seconds"], ".2f"),
+        "compilation s": lambda mode, figures: fmt(figures["compile_seconds"], ".1f"),
     }
     body = [[label, *(cell(mode, figures) for mode, figures in modes.items())] for label, cell in labels.items()]
     return [["", *modes], *body]
 
 
-def say(value: float | None, form: str, unit: str = "") -> str:
+def fmt(value: float | None, form: str, unit: str = "") -> str:
     return NOTHING if value is None else f"{value:{form}}{unit}"
 
 
@@ -76,10 +76,10 @@ def with_interval(figures: Mapping[str, Any], key: str, form: str, unit: str = "
     """The figure and, in brackets, its 95 % interval."""
     bounds = figures["intervals"][key]
     spread = f" ({bounds[0]:{form}} to {bounds[1]:{form}})" if bounds else ""
-    return say(figures[key], form, unit) + spread
+    return fmt(figures[key], form, unit) + spread
 
 
-def say_identical(identical: Mapping[str, Any], mode: str) -> str:
+def same_count(identical: Mapping[str, Any], mode: str) -> str:
     """ "62 of 64 (2 near ties)"; a dash for a mode that was not compared."""
     if mode not in identical:
         return NOTHING
@@ -149,7 +149,7 @@ def _rate(figures: Mapping[str, Any], position: int) -> str:
     if position >= len(figures["accept_rate_by_position"]):
         return NOTHING  # a deeper tree has more positions than this chain
     conditional = figures["conditional_accept_rate_by_position"][position]
-    return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
+    return f"{figures['accept_rate_by_position'][position]:.2f} ({fmt(conditional, '.2f')})"
 
 
 def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
@@ -163,10 +163,10 @@ def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
         cells = [size]
         for mode in modes:
             figures = level["modes"][mode]
-            cells.append(say(figures["tokens_per_second"], ",.0f"))
+            cells.append(fmt(figures["tokens_per_second"], ",.0f"))
             if mode != BASELINE:
-                cells.append(say(figures["drafts_per_round"], ".3g"))
-                cells += [say(figures["speedup"], ".2f", " ×"), say_identical(level["identical_outputs"], mode)]
+                cells.append(fmt(figures["drafts_per_round"], ".3g"))
+                cells += [fmt(figures["speedup"], ".2f", " ×"), same_count(level["identical_outputs"], mode)]
         rows.append(cells)
     return rows
 
@@ -200,7 +200,7 @@ def _cell(report: Mapping[str, Any], mode: str, column: str) -> str:
         figures = report["tasks"][column][mode]
     else:
         figures = report["average"][mode] if column == "average" else report["modes"][mode]
-    return f"{say(figures['speedup'], '.2f', ' ×')} / {say(figures['tau_pooled'], '.2f')}"
+    return f"{fmt(figures['speedup'], '.2f', ' ×')} / {fmt(figures['tau_pooled'], '.2f')}"
 
 
 def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -217,8 +217,8 @@ def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                     with_interval(figures, "speedup", ".2f", " ×"),
                     with_interval(figures, "tau_pooled", ".2f"),
                     with_interval(figures, "tau_per_prompt", ".2f"),
-                    say(figures["time_split"] and figures["time_split"]["round"], ".2f"),
-                    say_identical(report["identical_outputs"], mode),
+                    fmt(figures["time_split"] and figures["time_split"]["round"], ".2f"),
+                    same_count(report["identical_outputs"], mode),
                 ]
             )
     return rows
