@@ -58,13 +58,7 @@ class Decoder:
         prefixes: where streams leave the caches of their texts for those that begin alike; None: nowhere.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        generator: Generator,
-        tokenizer: Any,
-        prefixes: Prefixes | None = None,
-    ):
+    def __init__(self, models: Models, generator: Generator, tokenizer: Any, prefixes: Prefixes | None = None):
         self.default_mode = TREE if generator.settings.drafting.tree else DRAFT if models.drafter else BASELINE
         self.models = models
         self.generator = generator

@@ -5,17 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.queue import Queue, Ticket
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, canonical_mode
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.models.cache import slots_of
 
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
@@ -121,51 +119,15 @@ class Generator(Programs):
                 return
             tokens, rounds = len(ticket.token_ids), len(ticket.accept_lengths)
 
-    # --------------------------------------------------------------------------------------------- one dispatch
-
-    def start(
-        self,
-        models: Models,
-        prompts: Sequence[Sequence[int]],
-        requests: Sequence[int | Request],
-    ) -> DecodeState:
+    def start(self, models: Models, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
         """Prefills one batch of batch_size rows; those without a prompt are done once they have a single token.
 
         The caches have room for the whole answers and a block of any mode.
         """
-        tickets = [Ticket(prompt, self.request(one)) for prompt, one in zip(prompts, requests, strict=True)]
+        tickets = [Ticket(*pair) for pair in zip(prompts, map(self.request, requests), strict=True)]
         queue = Queue(self, models, DRAFT if models.drafter else BASELINE, tickets)
         queue.least = self.slots(queue.whole_answers())
         return queue.prefill(tickets, self.settings.batch_size)
-
-    def advance(
-        self,
-        models: Models,
-        state: DecodeState,
-        mode: str,
-        max_rounds: int,
-        *,
-        idle: int | None = None,
-        longest: int | None = None,
-        drafts: int | None = None,
-        clock: Clock | None = None,
-    ) -> DecodeState:
-        """Up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
-
-        Args:
-            idle: None: until all rows are done.
-            longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
-            drafts: of a round; None: as the settings say.
-        """
-        clock, rows, slots = clock or Clock(), state.done.shape[0], slots_of(state.target_cache)
-        idle = rows - 1 if idle is None else idle
-        longest = slots - self.block_rows(mode) if longest is None else longest
-        arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
-        kind = state.sampling and state.sampling.kind
-        key = (canonical_mode(mode), rows, slots, kind, bool(state.draft_cache), drafts)
-        state, seconds = self.run(clock, key, self.rounds(mode, drafts), arguments, donate=(1,))
-        clock.decode_seconds += seconds
-        return state
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -186,14 +148,11 @@ class Generator(Programs):
             DominoError, DataError: of `generate`.
         """
         self.check_mode(mode)
-        tickets = [Ticket(*pair) for pair in zip(prompts, self._requests(prompts, requests), strict=True)]
+        requests = map(self.request, range(len(prompts)) if requests is None else requests)
+        tickets = [Ticket(*pair) for pair in zip(prompts, requests, strict=True)]
+        for index, ticket in enumerate(tickets):
+            self.check_prompt(ticket.prompt, f"prompt {index}", ticket.request)
         return Queue(self, models, mode, tickets, **choices)
-
-    def _requests(self, prompts, requests: Sequence[int | Request] | None) -> list[Request]:
-        requests = [self.request(request) for request in (range(len(prompts)) if requests is None else requests)]
-        for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-            self.check_prompt(prompt, f"prompt {index}", request)
-        return requests
 
     def request(self, request: int | Request) -> Request:
         """A request, or the id of its noise, with the generator's own values where it has none."""

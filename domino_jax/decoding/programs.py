@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.settings import BASELINE, MODES, TREE, DecodeSettings, canonical_mode, refused_mode
@@ -18,6 +19,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.rounds import autoregressive_round, speculative_round
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import sharding
+from domino_jax.models.cache import slots_of
 from domino_jax.runtime.errors import DominoError
 
 SMALLEST_BUCKET = 16
@@ -104,6 +106,35 @@ class Programs:
         """
         shape = {"slots": slots, "buffer": self.settings.max_new_tokens}
         return prefill(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
+
+    def advance(
+        self,
+        models: Models,
+        state: DecodeState,
+        mode: str,
+        max_rounds: int,
+        *,
+        idle: int | None = None,
+        longest: int | None = None,
+        drafts: int | None = None,
+        clock: Clock | None = None,
+    ) -> DecodeState:
+        """Up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
+
+        Args:
+            idle: None: until all rows are done.
+            longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
+            drafts: of a round; None: as the settings say.
+        """
+        clock, rows, slots = clock or Clock(), state.done.shape[0], slots_of(state.target_cache)
+        idle = rows - 1 if idle is None else idle
+        longest = slots - self.block_rows(mode) if longest is None else longest
+        arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
+        kind = state.sampling and state.sampling.kind
+        key = (canonical_mode(mode), rows, slots, kind, bool(state.draft_cache), drafts)
+        state, seconds = self.run(clock, key, self.rounds(mode, drafts), arguments, donate=(1,))
+        clock.decode_seconds += seconds
+        return state
 
     def run(self, clock: Clock, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
         """(result, seconds) of the program stored under `key`, which is compiled first if need be."""

@@ -10,14 +10,13 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
-from domino_jax.decoding.programs import Clock
+from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import TREE
 from domino_jax.decoding.width import Dispatch
@@ -26,9 +25,6 @@ from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, request_keys
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
-
-if TYPE_CHECKING:
-    from domino_jax.decoding.generate import Generator
 
 LEAST_PART = 64  # tokens that are read after a prefix, padding included: fewer sizes are fewer programs
 QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
@@ -74,7 +70,7 @@ class Queue:
 
     def __init__(
         self,
-        generator: "Generator",
+        generator: Programs,
         models: Models,
         mode: str,
         tickets: Sequence[Ticket] | None = None,

@@ -108,11 +108,7 @@ class TreeSettings:
     def problem(self) -> Problem | None:
         """The first value that no tree can have; None if all are fine."""
         lanes = f"depth 1 has only {self.candidates} (tree.candidates); change one of them"
-        return first_problem(
-            self,
-            ("lanes", self.lanes <= self.candidates, lanes),
-            section="tree.",
-        )
+        return first_problem(self, ("lanes", self.lanes <= self.candidates, lanes), section="tree.")
 
 
 @dataclasses.dataclass(frozen=True)
