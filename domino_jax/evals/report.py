@@ -53,7 +53,7 @@ def build_report(
     Args:
         runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
         split: by mode, seconds of a round's parts, and of a plain step (round_times.round_split).
-        concurrency: figures by batch size (compare.py).
+        concurrency: figures by batch size (measure.py).
     """
     batch_size = info.settings.batch_size
     modes = figures_of(runs, info)
