@@ -107,7 +107,7 @@ class Programs:
         shape = {"slots": slots, "buffer": self.settings.max_new_tokens}
         return prefill(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
 
-    def advance(
+    def dispatch(
         self,
         models: Models,
         state: DecodeState,
@@ -117,22 +117,30 @@ class Programs:
         idle: int | None = None,
         longest: int | None = None,
         drafts: int | None = None,
-        clock: Clock | None = None,
-    ) -> DecodeState:
-        """Up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
+    ) -> tuple:
+        """What `run` takes for up to max_rounds rounds (loop.run_rounds): a program's key, function and arguments.
 
         Args:
+            state: is to be donated.
             idle: None: until all rows are done.
             longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
             drafts: of a round; None: as the settings say.
         """
-        clock, rows, slots = clock or Clock(), state.done.shape[0], slots_of(state.target_cache)
+        rows, slots = state.done.shape[0], slots_of(state.target_cache)
         idle = rows - 1 if idle is None else idle
         longest = slots - self.block_rows(mode) if longest is None else longest
-        arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
         kind = state.sampling and state.sampling.kind
         key = (canonical_mode(mode), rows, slots, kind, bool(state.draft_cache), drafts)
-        state, seconds = self.run(clock, key, self.rounds(mode, drafts), arguments, donate=(1,))
+        limits = (np.int32(limit) for limit in (max_rounds, idle, longest))
+        return key, self.rounds(mode, drafts), (models, state, self.stop_ids, *limits)
+
+    def advance(
+        self, models: Models, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
+    ) -> DecodeState:
+        """Up to max_rounds rounds in one `dispatch`; the state passed in is donated."""
+        clock = clock or Clock()
+        program = self.dispatch(models, state, mode, max_rounds, **limits)
+        state, seconds = self.run(clock, *program, donate=(1,))
         clock.decode_seconds += seconds
         return state
 

@@ -145,12 +145,12 @@ class Queue:
         if self.pace:
             choice = self.controller.choose(self.pace, len(self.rows))
             rounds, drafts = min(rounds, choice.rounds), choice.drafts
-        decoded, compiled = clock.decode_seconds, clock.compile_seconds
-        limits = {"idle": self.idle(), "drafts": drafts, "clock": clock}
-        self.state = self.generator.advance(self.models, self.state, self.mode, rounds, **limits)
+        compiled = clock.compile_seconds
+        program = self.generator.dispatch(self.models, self.state, self.mode, rounds, idle=self.idle(), drafts=drafts)
+        self.state, seconds = self.generator.run(clock, *program, donate=(1,))
+        clock.decode_seconds += seconds
         if choice:
-            seconds, timed = clock.decode_seconds - decoded, clock.compile_seconds == compiled
-            self.ran = Dispatch(choice, len(self.rows), seconds, timed)
+            self.ran = Dispatch(choice, len(self.rows), seconds, timed=clock.compile_seconds == compiled)
 
     def collect(self) -> list[Ticket]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""

@@ -157,7 +157,7 @@ def test_an_unfinished_folder_goes_on_with_the_same_prompts_only(finished, tmp_p
     output = tmp_path / "out"
     shutil.copytree(whole, output)
     (output / "report.json").unlink()
-    prompts = write_prompts(tmp_path, GOOD)
+    prompts = write_prompts(tmp_path, [*GOOD, {**GOOD[0], "id": "other"}])
     code, _, error = start(capsys, [*argv, f"--output={output}", f"--prompts={prompts}"])
     assert code == 2 and "holds an unfinished decoding of something else" in error and "prompts.source" in error
 
