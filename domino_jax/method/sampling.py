@@ -179,8 +179,8 @@ def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharp
 def _best(values: jax.Array) -> jax.Array:
     """jnp.argmax of values [..., Q], int32 [...].
 
-    XLA:CPU runs argmax element by element, and all that is fused into it. Two plain reductions take 0.2 ms instead of
-    1.1 for 5 rows of 49,152 on one core, and 1.3 instead of 5.0 with the noise.
+    XLA:CPU runs argmax element by element, and all that is fused into it. For 5 rows of 49,152 on one core two plain
+    reductions take 0.14 ms instead of 1.1, and with the noise 1.2 instead of 5.1.
     """
 
     def two_reductions(values):
