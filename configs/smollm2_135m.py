@@ -5,12 +5,11 @@
     python -m domino_jax.decode --config=configs/smollm2_135m.py --output=DIR
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR
 
-decode uses the shipped drafter (assets/smollm2_domino), which was trained for five hours of a CPU core. To expect:
-identical outputs, τ 1.97, and on two cores of an AMD EPYC 1.26 × the speed of plain decoding (docs/smollm2.md has the
-figures). train uses the target's stored answers to 6,200 everyday prompts, about 2.4 s a step. After 800 and 1,600
-steps (50 and 99 minutes) 24 held-out prompts decode with τ 1.48 and 1.58; assets/make_smollm2_domino.py trains on
-with cheaper steps. A τ above 3 needs a GPU and more data, for example a few hundred thousand prompts of any
-instruction set:
+decode uses the shipped drafter (assets/smollm2_domino), which was trained for two minutes on one H100. To expect:
+identical outputs, τ 2.18, and on two cores of an AMD EPYC 1.39 × the speed of plain decoding (docs/smollm2.md has the
+figures). train uses the target's stored answers to 6,200 everyday prompts, about 2.4 s a step on a CPU. After 800 and
+1,600 steps (50 and 99 minutes) 24 held-out prompts decode with τ 1.48 and 1.58. A τ above 3 needs longer answers of
+more kinds, for example a few hundred thousand prompts of any instruction set, and a GPU:
 
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR --config.data.train=PROMPTS.jsonl \
         --config.data.regenerate=True --config.regenerate.batch_size=256 --config.regenerate.max_new_tokens=512 \

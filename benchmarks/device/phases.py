@@ -5,7 +5,6 @@ compared with it. Models have random weights, made on the device.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from benchmarks.compilers.programs import CANDIDATES, WINDOW
 from benchmarks.device import decode_latency, train_step
 from benchmarks.device.decode_latency import copy_stopwatch, rate, timed
+from benchmarks.device.parity import LOGITS_BF16
 from benchmarks.device.random_models import decoding_models, state_of, target_config
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
@@ -23,7 +23,6 @@ from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.attention import attend, attend_cache
 from domino_jax.models.cache import block_mask
-from domino_jax.runtime.errors import first_line
 from domino_jax.training import estimates
 from domino_jax.weights.draft_vocab import with_draft_vocab
 
@@ -220,44 +219,30 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
 
 
 def attention(size: str, scale: Scale) -> dict[str, Any]:
-    """Attention of a verifying pass in one layer over the longest caches: as einsums, by our kernel, by cuDNN's.
-
-    cuDNN reads the caches in its own order of axes, [B, S, K, H], so that no copy is timed. A form that the device does
-    not have is left out.
-    """
+    """Attention of a verifying pass in one layer over the longest caches: as einsums, and by the device's kernel."""
     config, slots = target_config(size), scale.contexts[-1]
     shapes = [(1, config.num_attention_heads, CHAIN, config.head_dim)]
     shapes += [(1, config.num_key_value_heads, slots, config.head_dim)] * 2
     q, k, v = (jax.random.normal(jax.random.key(seed), shape, scale.dtype) for seed, shape in enumerate(shapes))
     mask = block_mask(jnp.array([slots - CHAIN]), jnp.tril(jnp.ones((CHAIN, CHAIN), bool)), slots)
-
-    def cudnn(q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
-
-    ordered = (q, k, v), tuple(x.swapaxes(1, 2) for x in (q, k, v))
-    forms = {"einsums": (attend, 0), "kernel": (attend_cache, 0), "cudnn": (cudnn, 1)}
     copy, copied = copy_stopwatch(scale.copy_megabytes)
-    stopwatches, refused = {"copy": copy}, {}
-    for name, (function, order) in forms.items():
-        masked = function if order else functools.partial(function, mask=mask)
+    stopwatches, results = {"copy": copy}, []
+    for name, form in (("einsums", attend), ("kernel", attend_cache)):
+        results.append(jax.jit(form)(q, k, v, mask=mask).astype(jnp.float32))
 
-        def turns(q, k, v, count, masked=masked):
-            return jax.lax.fori_loop(0, count, lambda _, q: masked(q, k, v).astype(q.dtype), q)
+        def turns(q, k, v, count, form=form):
+            return jax.lax.fori_loop(0, count, lambda _, q: form(q, k, v, mask=mask).astype(q.dtype), q)
 
-        try:
-            stopwatches[name] = stopwatch(jax.jit(turns), *ordered[order])
-            stopwatches[name](1)
-        except (RuntimeError, ValueError, NotImplementedError) as error:  # no such kernel on this device
-            refused[name] = first_line(error)
-            stopwatches.pop(name, None)
+        stopwatches[name] = stopwatch(jax.jit(turns), q, k, v)
     seconds = decode_latency.median_seconds(stopwatches, scale.repeats)
     bandwidth, read = rate(copied, seconds.pop("copy")), k.nbytes + v.nbytes
+    error = float(jnp.linalg.norm(results[1] - results[0]) / jnp.linalg.norm(results[0]))
     return {
         "copy_bytes_per_second": bandwidth,
         "parts": {name: timed(spent, read, bandwidth) for name, spent in seconds.items()},
-        "refused": refused,
+        "error": error,
         "peak_bytes": peak_bytes(),
-    }
+    } | ({"failed": f"the kernel's result differs by {error:.1%}"} if not error <= LOGITS_BF16 else {})
 
 
 # ------------------------------------------------------------------------------------------------------- training
