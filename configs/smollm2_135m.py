@@ -8,8 +8,8 @@
 decode uses the shipped drafter (assets/smollm2_domino), which was trained for two minutes on one H100. To expect:
 identical outputs, τ 2.18, and on two cores of an AMD EPYC 1.39 × the speed of plain decoding (docs/smollm2.md has the
 figures). train uses the target's stored answers to 6,200 everyday prompts, about 2.4 s a step on a CPU. After 800 and
-1,600 steps (50 and 99 minutes) 24 held-out prompts decode with τ 1.48 and 1.58. A τ above 3 needs longer answers of
-more kinds, for example a few hundred thousand prompts of any instruction set, and a GPU:
+1,600 steps (50 and 99 minutes) 24 held-out prompts decode with τ 1.48 and 1.58. For a τ above 3 more data is likely
+needed, for example a few hundred thousand prompts of any instruction set, on a GPU:
 
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR --config.data.train=PROMPTS.jsonl \
         --config.data.regenerate=True --config.regenerate.batch_size=256 --config.regenerate.max_new_tokens=512 \
