@@ -41,3 +41,11 @@ def test_no_prompt_is_a_near_duplicate_of_one_on_the_other_side(files):
     within = neighbours(texts["train"])
     assert max(within) <= maker.WITHIN
     assert sum(value > 0.5 for value in within) < 0.06 * len(within)
+
+
+def test_another_count_never_overwrites_the_shipped_files(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["make_smollm2_prompts", "--count=5"])
+    with pytest.raises(SystemExit) as stopped:
+        maker.main()
+    assert stopped.value.code == 2
+    assert "--output" in capsys.readouterr().err
