@@ -18,16 +18,16 @@ from typing import NamedTuple
 import numpy as np
 
 SHARE = 0.015  # of the time is lost to exploring, at most
-FIRST, LONGEST, PROBE = 8, 32, 4  # rounds of a dispatch: of a new width, of any, of one that explores
+FIRST, LONGEST, PROBE = 4, 32, 4  # rounds of a dispatch: of a new width, of any, of one that explores
 MARGIN = 1.02  # by how much another width must be faster to replace the one in use
 CALIBRATED = 2  # plain steps are timed this often once they may be half as fast as drafts, whatever that costs
 UNTRIED = 0.9  # a width that has not run, and may have to be compiled, is explored from this share of the best rate on
 SLOPE = 1 / 8  # cost of a draft in plain steps, until two widths are timed
 TEXT_MEMORY = 64  # tokens of a row after which 1/e of the evidence about a text is left
 CARRIED = 0.5  # of that evidence is left for the next text
-DRAFTER_MEMORY = 2_000  # rounds after which 1/e of the evidence about the drafter is left
+DRAFTER_MEMORY = 1_000  # rounds after which 1/e of the evidence about the drafter is left
 PRIOR_FAILURE, PRIOR_TRIALS = 0.3, 4.0  # of each position, before any draft was verified
-TEXT_TRIALS, PLACE_TRIALS = 1.0, 16.0  # weights: of an average text, and of the scaled average at a position
+TEXT_TRIALS, PLACE_TRIALS = 4.0, 16.0  # weights: of an average text, and of the scaled average at a position
 
 
 class Choice(NamedTuple):
