@@ -2,15 +2,16 @@
 
     taskset -c 0 python -m benchmarks.studies.adaptive --config=configs/tiny.py \\
         --config.decode.concurrency="(1,2,4,8,16,32)"
-    python -m benchmarks.studies.adaptive --config=configs/smollm2_135m.py --config.decode.num_prompts=0 \\
-        --config.decode.temperature=0.7                                              # prompts by kind, at one row
+    python -m benchmarks.studies.adaptive --config=configs/smollm2_135m.py --config.decode.num_prompts=144 \\
+        --config.decode.max_new_tokens=64 --config.decode.temperature=0.7            # prompts by kind, at one row
     python -m benchmarks.studies.adaptive --config=configs/tiny.py --config.decode.num_prompts=6 \\
         --config.decode.max_new_tokens=16                                            # a test of the command
 
 Cases: all prompts in batches of each size of decode.concurrency (decode.batch_size alone if there is none); at one row
 the prompts of each task, where rows name one; and a stream of the prompts whose drafts are accepted most often, those
-whose drafts are accepted least often, and again the former. All widths answer a case alternately, REPEATS times, and
-the medians are printed. The controller of a size learns from case to case, as in a process that goes on.
+whose drafts are accepted least often, and again the former. All widths answer a case REPEATS times, alternately: prompt
+by prompt at one row, else all of its prompts. The controller of a size learns from case to case, as in a process that
+goes on.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from domino_jax.recipe import cli, rules
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.loading import keep_compiled, load_models, load_target
 
-REPEATS = 5
+REPEATS = 3
 ADAPTIVE = "adaptive"
 
 
@@ -59,12 +60,13 @@ class Study:
 
     def row(self, case: Case, names: Sequence[str]) -> dict[str, float | str]:
         """The table's row: tokens/s by width, and the adaptive one's relative to the best and to plain decoding."""
+        turns = [case] if case.rows > 1 else [dataclasses.replace(case, places=[place]) for place in case.places]
         clocks = {name: [] for name in names}
-        for repeat in range(REPEATS):
-            for name in (*names[repeat % len(names) :], *names[: repeat % len(names)]):
-                clocks[name].append(self.decode(case, name)[1])
+        for turn, part in enumerate(turns * REPEATS):
+            for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
+                clocks[name].append(self.decode(part, name)[1])
         rates = {
-            name: statistics.median(clock.decode_tokens / clock.decode_seconds for clock in some)
+            name: sum(clock.decode_tokens for clock in some) / sum(clock.decode_seconds for clock in some)
             for name, some in clocks.items()
         }
         fixed = {name: rate for name, rate in rates.items() if name != ADAPTIVE}
