@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 SHARE = 0.015  # of the time is lost to exploring, at most
-FIRST, LONGEST, PROBE = 8, 32, 4  # rounds of a dispatch: of a new width, of any, of one that explores
-LONG = 0.03  # seconds of a round from which on a new width has PROBE rounds too: going back to the host is cheap then
+FIRST = 0.1  # seconds of a width's first dispatch, within the rounds below: each return to the host costs time
+LONGEST, PROBE = 32, 4  # the most and the fewest rounds of a dispatch; one that explores has the fewest
 MARGIN = 1.02  # by how much another width must be faster to replace the one in use
 CALIBRATED = 2  # plain steps are timed this often once they may be half as fast as drafts, whatever that costs
 UNTRIED = 0.9  # a width that has not run, and may have to be compiled, is explored from this share of the best rate on
@@ -107,8 +107,8 @@ class WidthController:
             best = used.drafts
         if probe := self._probe(rows, rates, best):
             return probe
-        first = PROBE if times[best] > LONG else FIRST
-        return Choice(best, min(2 * used.rounds, LONGEST) if used and used.drafts == best else first)
+        rounds = 2 * used.rounds if used and used.drafts == best else int(FIRST / times[best])
+        return Choice(best, min(max(rounds, PROBE), LONGEST))
 
     def observe(self, pace: Pace, dispatch: Dispatch, rounds: int, emitted: Sequence[int]) -> float:
         """Learns from a dispatch; returns the seconds lost if it explored.
