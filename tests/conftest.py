@@ -1,5 +1,6 @@
 """Tests run on the CPU in true float32."""
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -27,6 +28,8 @@ for number in (signal.SIGINT, signal.SIGHUP):
 import jax
 import pytest
 
+from domino_jax.decoding.programs import Programs
+from domino_jax.runtime.environment import mappings_in_use
 from tests.helpers import train_runs
 from tests.helpers.bucket_server import bucket_server, make_bucket, variables
 from tests.helpers.paths import ROOT
@@ -48,6 +51,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in TOOLS:
             item.add_marker(pytest.mark.tools)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Drops compiled programs after a module where many are loaded, as a process cannot hold those of all tests."""
+    yield
+    if mappings_in_use() > 0.5:
+        for programs in [each for each in gc.get_objects() if issubclass(type(each), Programs)]:
+            programs.compiled.clear()
+        jax.clear_caches()
 
 
 @pytest.fixture

@@ -20,9 +20,11 @@ from domino_jax.method.rounds import autoregressive_round, speculative_round
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import sharding
 from domino_jax.models.cache import slots_of
+from domino_jax.runtime.environment import mappings_in_use
 from domino_jax.runtime.errors import DominoError
 
 SMALLEST_BUCKET = 16
+MAPPINGS_IN_USE = 0.75  # beyond it programs are dropped; a program of 24 layers has about 1 % of Linux's usual limit
 
 
 @dataclasses.dataclass
@@ -149,14 +151,16 @@ class Programs:
         mesh = jax.sharding.get_mesh()
         if not mesh.empty:
             arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
-        if key not in self.compiled:
+        compiled = self.compiled.get(key)
+        if compiled is None:
             begin = time.perf_counter()
             layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
             program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
-            self.compiled[key] = program.lower(*arguments).compile()
+            make_room(self.compiled)
+            compiled = self.compiled[key] = program.lower(*arguments).compile()
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
-        result = jax.block_until_ready(self.compiled[key](*arguments))
+        result = jax.block_until_ready(compiled(*arguments))
         return result, time.perf_counter() - begin
 
     def bucket(self, length: int) -> int:
@@ -213,3 +217,13 @@ class Programs:
     def plain(self, mode: str) -> bool:
         """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has it too."""
         return mode == BASELINE and not self.settings.fixed_shape
+
+
+def make_room(compiled: dict[tuple, jax.stages.Compiled]) -> None:
+    """Drops all programs where the next one might need more memory mappings than a process may have.
+
+    A program for a CPU has one for each of its functions, and XLA ends the process where Linux gives it no more. Those
+    that are needed again come from the cache of compiled programs.
+    """
+    if mappings_in_use() > MAPPINGS_IN_USE:
+        compiled.clear()

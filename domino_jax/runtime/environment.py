@@ -57,6 +57,15 @@ def write_environment(workdir: str | os.PathLike) -> None:
     write_json(epath.Path(workdir) / "env.json", environment())
 
 
+def mappings_in_use() -> float:
+    """This process' memory mappings, as a share of those that Linux allows it (vm.max_map_count); 0.0 elsewhere."""
+    try:
+        with open("/proc/self/maps", "rb") as mappings, open("/proc/sys/vm/max_map_count") as limit:
+            return sum(1 for _ in mappings) / int(limit.read())
+    except OSError:
+        return 0.0
+
+
 def packages() -> dict[str, str]:
     """Every installed distribution and its version, without where it came from: an index's address can hold a token."""
     versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
