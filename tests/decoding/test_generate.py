@@ -1,6 +1,9 @@
 """generate.py: any prompts in fixed shapes; what fits, what is refused, and what is compiled."""
 
 import functools
+import pathlib
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -15,6 +18,7 @@ from tests.helpers.decoding_models import (
     random_prompts,
     random_target,
 )
+from tests.helpers.paths import ROOT
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
 
@@ -119,3 +123,13 @@ def test_one_program_per_bucket_and_none_after_warm_up():
         made.generate(prompts[:3], "domino", [100, 7, 5])
     assert (seen.count, len(made.compiled)) == (0, 2 * 3 + 1 + 1)  # prefills, an admission, rounds
     assert [clock.compile_seconds for clock in clocks] == [0.0, 0.0]
+
+
+def test_programs_are_dropped_before_a_process_has_no_memory_mappings_left():
+    limit = pathlib.Path("/proc/sys/vm/max_map_count")
+    if not limit.exists() or int(limit.read_text()) > 300_000:
+        pytest.skip("Linux allows a process more mappings than a test should fill, or none are counted")
+    command = [sys.executable, "-m", "tests.helpers.full_process"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert int(ended.stdout.splitlines()[-1]) < 5
