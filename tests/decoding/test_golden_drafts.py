@@ -101,6 +101,8 @@ def test_every_pass_of_xpress_drafts_what_the_reference_does():
     for count in (7, 9):
         assert drafts_of(models, state, head_passes=count) == arrays["draft.sequential_tokens"].tolist()
     assert drafts_of(models_of("xpress", "shifted"), state) == arrays["shifted.draft_tokens"].tolist()
+    served = drafts_of(models, state.replace(before=state.anchors))  # as in vLLM 0.33 (docs/heads.md)
+    assert [ours == theirs for ours, theirs in zip(passes[3], served, strict=True)] == [False, True, True, False]
 
 
 def test_sampled_passes_of_xpress_share_the_noise_of_the_reference():

@@ -188,6 +188,36 @@ def test_deepspecs_files_with_other_embeddings_are_refused(tmp_path):
         load_drafter(deepspec_folder(tmp_path, **other), target_config("markov_vanilla"), "float32", target_path=path)
 
 
+def nemos_config(**causal: bool) -> dict:
+    """config.json as NeMo AutoModel 0.7.0 builds it: the target's keys with those of the draft over them."""
+    drafter = raw_config("tied_shift", "drafter")
+    widths = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")  # the target's own there
+    same = {key: drafter[key] for key in (*widths, "num_hidden_layers", "num_target_layers", "block_size")}
+    return raw_config("tied_shift", "target") | {
+        **same,
+        "architectures": ["Qwen3DFlashDraftModel"],
+        "layer_types": ["full_attention"] * drafter["num_hidden_layers"],
+        "max_window_layers": drafter["num_hidden_layers"],
+        "dflash_config": drafter["dflash_config"] | causal,
+    }
+
+
+@pytest.mark.parametrize("head", ["domino", "none"])
+@pytest.mark.parametrize("causal", [{}, {"causal": True}], ids=["DFlash", "JetSpec"])
+def test_drafters_of_nemo_are_read(tmp_path, head, causal):
+    """They have one class there, whatever their head and mask."""
+    raw, tensors = nemos_config(**causal), stored_tensors("tied_shift", "drafter")
+    if head == "none":
+        stated = ("mask_token_id", "target_layer_ids", "causal")
+        raw["dflash_config"] = {key: value for key, value in raw["dflash_config"].items() if key in stated}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
+    config, params = load_drafter(write_model(tmp_path, raw, tensors), TARGET, "float32")
+    public, expected = load_drafter(GOLDEN / "tied_shift" / "drafter", TARGET, "float32")
+    assert (config.head, config.shift_label, config.is_causal) == (head, head == "domino", causal.get("causal"))
+    assert (config.target_layer_ids, config.block_size) == (public.target_layer_ids, public.block_size)
+    jax.tree.map(np.testing.assert_array_equal, params, {part: expected[part] for part in params})
+
+
 @pytest.mark.parametrize("name", MARKOV_SETS)
 def test_an_exported_markov_drafter_is_read_back_to_the_byte(tmp_path, name):
     config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")

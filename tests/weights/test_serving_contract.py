@@ -72,7 +72,7 @@ def assert_vllm_serves_alone(folder):
 
 
 def drafter(name, head, **changes):
-    config, params = load_drafter(GOLDEN / name / "drafter", read_target_config(GOLDEN / name / "target"), "float32")
+    config, params = load_drafter(GOLDEN / name / "drafter", read_target_config(folder_of(name, "target")), "float32")
     if not head:
         config, params = without_head(config), {"backbone": params["backbone"]}
     return dataclasses.replace(config, **changes), params
@@ -162,3 +162,17 @@ def test_markov_drafters_open_in_sglang_and_the_vanilla_ones_in_vllm(tmp_path, n
     assert "--speculative-algorithm DSPARK --speculative-draft-model-path THIS_FOLDER\n" in card
     settings = '"method": "dspark", "model": "THIS_FOLDER", "num_speculative_tokens": 7'
     assert (settings in card) == (config.markov_head_type == "vanilla")
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_vllm_opens_unshifted_xpress_drafters(tmp_path, shifted):
+    """The keys that vLLM 0.33 reads: its DFlash method, whose mixer holds one slot more than it drafts."""
+    config, params = drafter("xpress", True, shift_label=shifted)
+    folder, card = written(tmp_path, config, params)
+    raw = json.loads((folder / "config.json").read_text())
+    assert raw["architectures"] == ["Qwen3XPressModel"] and raw["sample_from_anchor"] == shifted
+    assert {"mask_token_id", "target_layer_ids"} <= raw["dflash_config"].keys()
+    assert (raw["xpress_block_size"], raw["xpress_topc"]) == (config.block_size, 0)
+    settings = f'"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": {config.block_size - 1}'
+    assert ("vLLM (0.33 or later):" in card and settings in card) is not shifted
+    assert (formats.serving_note(config) is not None) == shifted

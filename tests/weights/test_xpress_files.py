@@ -43,12 +43,19 @@ def test_a_written_folder_is_the_public_one(drafter, tmp_path, name, format):
     keys = ("architectures", "block_size", "mask_token_id", "sample_from_anchor", "dflash_config")
     keys += ("aux_hidden_state_layer_ids", "speculators_model_type", "draft_vocab_size", "num_jacobi_passes")
     keys += tuple(key for key in theirs if key.startswith("xpress_"))
+    assert ours.get("xpress_topc") == (0 if format == formats.SERVING else None)  # vLLM's default is 512
     nested = {**ours.get("dflash_config", {})}
     assert nested.pop("shift_label", None) is None
     assert {key: ours.get(key) for key in keys} == {key: theirs.get(key) for key in keys}
     again, params = load(tmp_path)
     assert again.to_dict() == drafter[0].to_dict()
     jax.tree.map(np.testing.assert_array_equal, params, drafter[1])
+
+
+def test_the_number_of_candidates_that_vllm_would_score_is_named(caplog, tmp_path):
+    raw = raw_config("xpress", "drafter") | {"xpress_topc": 512}
+    load(write_model(tmp_path, raw, stored_tensors("xpress", "drafter")))
+    assert "xpress_topc 512" in caplog.text and "decode.head_candidates" in caplog.text
 
 
 def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(drafter, tmp_path):

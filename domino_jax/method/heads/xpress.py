@@ -5,6 +5,7 @@ the formulas, which are in docs/heads.md: speculators 0.9.0 (models/xpress) and 
 """
 
 import dataclasses
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,7 @@ from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.keys import Key
 
+log = logging.getLogger(__name__)
 PASSES = 6  # of a file that does not say how many
 MLP_RATIO = 2  # hidden units of a new head's network ÷ its rank, as in the authors' files
 FIELDS = ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
@@ -87,6 +89,8 @@ class XpressConfig(DrafterConfig):
         size = either(raw, nested, "block_size")
         # A mixer of another size, and drafts among a few candidates alone, as the authors' code has them too.
         refuse_other_layout(raw, nested, "xPress", {"xpress_block_size": size, "xpress_candidate_topc": 0})
+        if candidates := optional_integer(raw, nested, "xpress_topc", 0):
+            log.warning("xpress_topc %d is vLLM's; here decode.head_candidates says how many are scored", candidates)
         values = {name: optional_integer(raw, nested, name, PASSES) for name in FIELDS}
         return {"shift_label": bool(shift_label(raw, nested)), **values}
 
@@ -106,7 +110,8 @@ class XpressConfig(DrafterConfig):
         return {**head, "xpress_mlp_hidden": rank * ratio}
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size}
+        # Without xpress_topc vLLM corrects only the 512 tokens of each slot that the backbone scores best.
+        keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size, "xpress_topc": 0}
         return {**keys, **{name: getattr(self, name) for name in FIELDS}}, {}
 
     def check(self) -> None:
@@ -131,7 +136,9 @@ class XpressConfig(DrafterConfig):
         return "SGLang has no xPress head"
 
     def vllm_refusal(self) -> str | None:
-        return "vLLM has no xPress head"
+        if self.shift_label:
+            return "vLLM refuses sample_from_anchor for xPress"
+        return self.convolution_refusal()
 
 
 # --------------------------------------------------------------------------------------------------------------- module
