@@ -24,7 +24,6 @@ from domino_jax.runtime.environment import mappings_in_use
 from domino_jax.runtime.errors import DominoError
 
 SMALLEST_BUCKET = 16
-MAPPINGS_IN_USE = 0.75  # beyond it programs are dropped; a program of 24 layers has about 1 % of Linux's usual limit
 
 
 @dataclasses.dataclass
@@ -156,7 +155,8 @@ class Programs:
             begin = time.perf_counter()
             layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
             program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
-            make_room(self.compiled)
+            if mappings_in_use() > 0.75:  # without any left XLA ends the process; 24 layers on a CPU need 1 %
+                self.compiled.clear()
             compiled = self.compiled[key] = program.lower(*arguments).compile()
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
@@ -217,13 +217,3 @@ class Programs:
     def plain(self, mode: str) -> bool:
         """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has it too."""
         return mode == BASELINE and not self.settings.fixed_shape
-
-
-def make_room(compiled: dict[tuple, jax.stages.Compiled]) -> None:
-    """Drops all programs where the next one might need more memory mappings than a process may have.
-
-    A program for a CPU has one for each of its functions, and XLA ends the process where Linux gives it no more. Those
-    that are needed again come from the cache of compiled programs.
-    """
-    if mappings_in_use() > MAPPINGS_IN_USE:
-        compiled.clear()

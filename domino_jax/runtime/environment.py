@@ -59,11 +59,8 @@ def write_environment(workdir: str | os.PathLike) -> None:
 
 def mappings_in_use() -> float:
     """This process' memory mappings, as a share of those that Linux allows it (vm.max_map_count); 0.0 elsewhere."""
-    try:
-        with open("/proc/self/maps", "rb") as mappings, open("/proc/sys/vm/max_map_count") as limit:
-            return sum(1 for _ in mappings) / int(limit.read())
-    except OSError:
-        return 0.0
+    mappings, limit = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/sys/vm/max_map_count")
+    return mappings.read_bytes().count(b"\n") / int(limit.read_text()) if limit.exists() else 0.0
 
 
 def packages() -> dict[str, str]:

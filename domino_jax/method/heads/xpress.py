@@ -136,9 +136,7 @@ class XpressConfig(DrafterConfig):
         return "SGLang has no xPress head"
 
     def vllm_refusal(self) -> str | None:
-        if self.shift_label:
-            return "vLLM refuses sample_from_anchor for xPress"
-        return self.convolution_refusal()
+        return "vLLM refuses sample_from_anchor for xPress" if self.shift_label else self.convolution_refusal()
 
 
 # --------------------------------------------------------------------------------------------------------------- module
