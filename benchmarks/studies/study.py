@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.tables import ROOT, conditions, publish
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE
 from domino_jax.recipe.loading import load_recipe
-from domino_jax.recipe.rules import reads
+from domino_jax.recipe.rules import unread
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED
@@ -143,9 +143,15 @@ class Study:
         return {name: drafters[run.name]["modes"] for name, run in runs.items()}
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Flags of a training: what the command line gives goes over what the study gives, if the head reads it."""
-        head = self.overrides.get("config.drafter.head", values.get("drafter.head", "domino"))
-        overrides = {flag: text for flag, text in self.overrides.items() if reads(head, flag.removeprefix("config."))}
+        """Flags of a training: what the command line gives goes over what the study gives, if the training reads it."""
+        stated = values | {flag.removeprefix("config."): text for flag, text in self.overrides.items()}
+        head, loss = stated.get("drafter.head", "domino"), stated.get("train.loss", "own")
+        of_training = (head, loss, stated.get("train.dpace_alpha"))
+        overrides = {
+            flag: text
+            for flag, text in self.overrides.items()
+            if not unread(flag.removeprefix("config."), *of_training)
+        }
         flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **overrides}
         rows = self.workdir / "rows.jsonl"
         return flags | {"config.data.train": rows, "config.data.regenerate": False}

@@ -22,6 +22,9 @@ from domino_jax.runtime.keys import walk
 Rule = tuple[bool, str, str]
 HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
 READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
+# Keys of the train section that only a drafter of blocks reads, and those of λ, which only the loss of Domino has.
+OF_BLOCKS, CURRICULUM = ("num_anchors", "remat", "loss", "gamma", "dpace_alpha"), ("lambda_start", "lambda_decay_ratio")
+OFF = {"train.loss": "own", "train.dpace_alpha": None}  # values that ask for nothing
 
 
 def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str] = ()) -> None:
@@ -31,7 +34,7 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
       config: the recipe with the command line's values in it.
       command: train, dry_run (train without data), decode, regenerate or serve; what only one of them reads is
         required by that one alone.
-      set_keys: keys that the command line sets; such a key is refused where the drafter does not read it.
+      set_keys: keys that the command line sets; such a key is refused where the drafter or its loss does not read it.
     """
     for key, declared, value in walk(config):
         if change := declared.problem(value):
@@ -67,20 +70,34 @@ def refuse(problem: Problem | None) -> None:
 
 
 def _unread_rules(config, set_keys: Collection[str]) -> list[Rule]:
-    """Keys of the drafter section that the command line sets and the drafter does not read."""
-    head = config.drafter.head
-    change = f"drafter.head {head} does not read it; leave it out"
-    return [(reads(head, key), key, change) for key, _, _ in walk(config) if key in set_keys]
+    """Keys that the command line sets, or that a recipe turns on, and neither the drafter nor its loss reads."""
+    head, train, rules = config.drafter.head, config.train, []
+    for key, _, value in walk(config):
+        if value != OFF[key] if key in OFF else key in set_keys:
+            why = unread(key, head, train.loss, train.dpace_alpha)
+            rules.append((why is None, key, why or ""))
+    return rules
 
 
-def reads(head: str, key: str) -> bool:
-    """Whether a drafter with this head reads a key of a recipe, as "drafter.markov.rank"."""
-    section, name, *of_head = key.split(".") if "." in key else (key, "")
-    if section != "drafter":
-        return True
-    if of_head:
-        return name == head
-    return KINDS[head].has_backbone or name in ("head", "path", *KINDS[head].reads)
+def unread(key: str, head: str, loss: str = "own", dpace_alpha: float | None = None) -> str | None:
+    """Why a training does not read a key of its recipe, as "drafter.markov.rank"; None where it does.
+
+    loss, dpace_alpha: of the train section.
+    """
+    kind, (section, name, *of_head) = KINDS[head], key.split(".") if "." in key else (key, "")
+    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path"):
+        return None
+    wrong = name != head if of_head else name in CURRICULUM and not kind.has_head and kind.has_backbone
+    if not of_head and not kind.has_backbone and name not in kind.reads:
+        wrong = section == "drafter" or name in (*OF_BLOCKS, *CURRICULUM)
+    if wrong:
+        return f"drafter.head {head} does not read it; leave it out"
+    if loss == "own" and kind.own_loss and (name in CURRICULUM or (name == "dpace_alpha" and not kind.own_dpace)):
+        change = "leave it out, or set --config.train.loss=cross_entropy"
+        return f"drafter.head {head} has its own loss, which does not read it; {change}"
+    if name == "gamma" and dpace_alpha is not None:
+        return "train.dpace_alpha replaces the decay; leave one of the two out"
+    return None
 
 
 def _window_rules(drafter) -> list[Rule]:
@@ -114,20 +131,11 @@ def _training_rules(config) -> list[Rule]:
 
 
 def _loss_rules(config) -> list[Rule]:
-    """What the loss of a head does not read."""
-    head, train = config.drafter.head, config.train
-    kind = KINDS[head]
-    unread, why = [], f"drafter.head {head} has its own loss, which does not read it; leave it out"
-    if not kind.has_backbone:
-        unread = ["dpace_alpha", "loss"]
-    elif train.loss == "own" and kind.own_loss:
-        unread = [] if kind.own_dpace else ["dpace_alpha"]
-        why += ", or set --config.train.loss=cross_entropy"
-    elif train.frozen_backbone is not None:  # λ takes from the head's loss what it gives to that of the backbone
-        why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
-        return [(train.lambda_start == 0, "train.lambda_start", why)]
-    defaults = {"dpace_alpha": None, "loss": "own"}
-    return [(train[name] == defaults[name], f"train.{name}", why) for name in unread]
+    """λ takes from the head's loss what it gives to that of the backbone."""
+    train = config.train
+    reads = unread("train.lambda_start", config.drafter.head, train.loss) is None
+    why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
+    return [(train.frozen_backbone is None or not reads or train.lambda_start == 0, "train.lambda_start", why)]
 
 
 def _start_rules(config) -> list[Rule]:

@@ -1,12 +1,17 @@
-"""env.json: the environment of a run. Only the variables listed here are read, so no token can get into it."""
+"""The environment of a run: what it may not change, and env.json.
+
+Only the variables listed here are read, so no token can get into env.json.
+"""
 
 import datetime
 import hashlib
 import importlib.metadata
+import io
 import os
 import pathlib
 import platform
 import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -23,12 +28,30 @@ VARIABLES = (
     "JAX_NUM_CPU_DEVICES",
     "JAX_NUM_PROCESSES",
     "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_ENABLE_X64",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
 )
+
+# Settings of jax that variables such as JAX_ENABLE_X64 change for all programs of a user, as ours have to have them:
+# others change random numbers and types, or stop programs that do not expect them.
+SETTINGS = {
+    "jax_enable_x64": False,
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+}
+
+
+def settle() -> None:
+    """Makes a command independent of jax's SETTINGS, and of output that cannot show all letters (τ in a Latin-1 log)."""
+    for name in SETTINGS.keys() & jax.config.values.keys():  # a release may not have all of them
+        jax.config.update(name, SETTINGS[name])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def environment() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import write_whole
 
-
 DEEPEST = 100  # levels of objects and lists: what walks them may call itself for each
 
 
