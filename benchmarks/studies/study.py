@@ -144,15 +144,11 @@ class Study:
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Flags of a training: what the command line gives goes over what the study gives, if the training reads it."""
-        stated = values | {flag.removeprefix("config."): text for flag, text in self.overrides.items()}
-        head, loss = stated.get("drafter.head", "domino"), stated.get("train.loss", "own")
-        of_training = (head, loss, stated.get("train.dpace_alpha"))
-        overrides = {
-            flag: text
-            for flag, text in self.overrides.items()
-            if not unread(flag.removeprefix("config."), *of_training)
-        }
-        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **overrides}
+        given = {flag.removeprefix("config."): text for flag, text in self.overrides.items()}
+        stated = {"drafter.head": "domino", "train.loss": "own", "train.dpace_alpha": None, **values, **given}
+        choices = [stated[key] for key in ("drafter.head", "train.loss", "train.dpace_alpha")]
+        read = values | {key: text for key, text in given.items() if not unread(key, *choices)}
+        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in read.items()}}
         rows = self.workdir / "rows.jsonl"
         return flags | {"config.data.train": rows, "config.data.regenerate": False}
 

@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 def settle() -> None:
-    """Makes a command independent of jax's SETTINGS, and of output that cannot show all letters (τ in a Latin-1 log)."""
+    """Makes a command independent of the user's SETTINGS, and of an output that cannot show τ, such as a Latin-1 log."""
     for name in SETTINGS.keys() & jax.config.values.keys():  # a release may not have all of them
         jax.config.update(name, SETTINGS[name])
     if isinstance(sys.stdout, io.TextIOWrapper):
