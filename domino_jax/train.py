@@ -27,7 +27,6 @@ from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_file
 from domino_jax.forecast import dry_run
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
-from domino_jax.method.sampling import new_key
 from domino_jax.method.state import TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli, loading, rules
@@ -102,7 +101,7 @@ def main(flags: cli.Flags) -> int | None:
         optimizer = builders.optimizer_of(train)
         make_state, shapes = builders.state_maker(train, drafter, optimizer, mesh)
         step = builders.train_step_of(config, loaded.model, drafter, optimizer, mesh, shapes)
-        run_key = new_key(config.seed)
+        run_key = jax.random.key(config.seed, impl="threefry2x32")
 
         # 5. The state. A start resumes in this order:
         #    1. The newest intact checkpoint is restored. It is refused if its recipe or data are others.

@@ -137,7 +137,7 @@ def _json_column(row: Mapping[str, Any], key: str, where: str) -> Any:
     if not isinstance(value, str) or not value.strip():
         return value if not isinstance(value, str) else None
     try:
-        return parse_json(value)
+        return parse_json(value.encode())
     except ValueError as error:
         raise DataError(f"{where}: {key} is {quote(value)}, which is no JSON; give its JSON text.") from error
 

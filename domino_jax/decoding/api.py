@@ -146,10 +146,7 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
             does not fit.  TypeError: an unknown name.
     """
     if jax.config.jax_enable_x64:
-        raise DominoError(
-            "jax_enable_x64 is on, and this package computes in float32 and bfloat16: unset JAX_ENABLE_X64, or call"
-            ' jax.config.update("jax_enable_x64", False) before load.'
-        )
+        raise DominoError("jax_enable_x64 is on, but models run in float32 or bfloat16; turn it off before load.")
     settings = (settings or DecodeSettings(width="adaptive")).change(**changes)
     tree = settings.drafting.tree
     if tree is not None and not isinstance(tree, TreeSettings):

@@ -21,7 +21,6 @@ from jax.sharding import Mesh
 from domino_jax.forecast import compiled, topologies
 from domino_jax.forecast.dry_run_evaluation import examine_evaluation
 from domino_jax.method.kinds import AnyDrafter
-from domino_jax.method.sampling import new_key
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
@@ -126,7 +125,7 @@ def batch_shapes(config, mesh: Mesh, length: int) -> dict[str, jax.ShapeDtypeStr
 
 
 def key_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    kind = jax.eval_shape(lambda: new_key(0)).dtype
+    kind = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
     return jax.ShapeDtypeStruct((), kind, sharding=sharding.replicated(mesh))
 
 

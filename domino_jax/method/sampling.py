@@ -44,13 +44,8 @@ class RowSampling:
 Sampling = SamplingParams | RowSampling
 
 
-def new_key(seed: int | jax.Array) -> jax.Array:
-    """The random key of a seed: threefry, whose values neither vmap nor a mesh changes, whatever the default is."""
-    return jax.random.key(seed, impl="threefry2x32")
-
-
 def request_keys(seeds: int | jax.Array, requests: jax.Array) -> jax.Array:
-    """One key per request id int32 [B]: fold_in(new_key(seed), request).
+    """One key per request id int32 [B]: fold_in(key(seed), request); threefry, whose values vmap does not change.
 
     Args:
         seeds: one for all, or one for each row, int32 [B].
@@ -58,7 +53,7 @@ def request_keys(seeds: int | jax.Array, requests: jax.Array) -> jax.Array:
     seeds = jnp.broadcast_to(jnp.asarray(seeds, jnp.int32), requests.shape)
 
     def one(seed, request):
-        return jax.random.fold_in(new_key(seed), request)
+        return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), request)
 
     return jax.vmap(one)(seeds, requests)
 

@@ -121,7 +121,7 @@ def grow_lanes(
         tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
         level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
         slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
-        head = jax.tree.map(lambda part: of_lanes(part, lane), head)
+        head = jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(lane, range(2, x.ndim)), axis=1), head)
         return (scores, slots, tokens, head), level
 
     scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
@@ -130,11 +130,6 @@ def grow_lanes(
     by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
     _, levels = scan_drafts(deepen, (scores, slots, tokens, head), (jnp.arange(depths), by_depth))
     return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))
-
-
-def of_lanes(part: jax.Array, lanes: jax.Array) -> jax.Array:
-    """The rows `lanes` int32 [B, W] of an array [B, W, ...], of any number of axes."""
-    return jnp.take_along_axis(part, jnp.expand_dims(lanes, tuple(range(2, part.ndim))), axis=1)
 
 
 def edge_scores(

@@ -20,11 +20,11 @@ from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
-HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
-READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
-# Keys of the train section that only a drafter of blocks reads, and those of λ, which only the loss of Domino has.
-OF_BLOCKS, CURRICULUM = ("num_anchors", "remat", "loss", "gamma", "dpace_alpha"), ("lambda_start", "lambda_decay_ratio")
-OFF = {"train.loss": "own", "train.dpace_alpha": None}  # values that ask for nothing
+# Keys of the train section for drafters of blocks, for those of them with a head, and for λ, which Domino's loss has.
+OF_BLOCKS, OF_HEADS = ("num_anchors", "remat", "loss", "gamma", "dpace_alpha"), ("head_tokens", "frozen_backbone")
+CURRICULUM = ("lambda_start", "lambda_decay_ratio")
+# Values that ask for nothing: all others, in a recipe too, are refused where they are not read.
+OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.head_tokens": "text", "train.frozen_backbone": None}
 
 
 def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str] = ()) -> None:
@@ -42,7 +42,7 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if command in ("train", "dry_run"):  # the others take a drafter as it is
         rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
-        rules += [*_start_rules(config), *_loss_rules(config)]
+        rules += _start_rules(config)
     if command == "train":
         rules += _data_rules(config)
     for rule in rules:
@@ -85,12 +85,11 @@ def unread(key: str, head: str, loss: str = "own", dpace_alpha: float | None = N
     loss, dpace_alpha: of the train section.
     """
     kind, (section, name, *of_head) = KINDS[head], key.split(".") if "." in key else (key, "")
-    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path"):
+    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path") or name in kind.reads:
         return None
-    wrong = name != head if of_head else name in CURRICULUM and not kind.has_head and kind.has_backbone
-    if not of_head and not kind.has_backbone and name not in kind.reads:
-        wrong = section == "drafter" or name in (*OF_BLOCKS, *CURRICULUM)
-    if wrong:
+    wrong = not kind.has_backbone and (section == "drafter" or name in OF_BLOCKS)
+    wrong |= not kind.has_head and name in (*OF_HEADS, *CURRICULUM) or name == "head_tokens" and not kind.reads_drafts
+    if name != head if of_head else wrong:
         return f"drafter.head {head} does not read it; leave it out"
     if loss == "own" and kind.own_loss and (name in CURRICULUM or (name == "dpace_alpha" and not kind.own_dpace)):
         change = "leave it out, or set --config.train.loss=cross_entropy"
@@ -130,24 +129,11 @@ def _training_rules(config) -> list[Rule]:
     ]
 
 
-def _loss_rules(config) -> list[Rule]:
-    """λ takes from the head's loss what it gives to that of the backbone."""
-    train = config.train
-    reads = unread("train.lambda_start", config.drafter.head, train.loss) is None
-    why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
-    return [(train.frozen_backbone is None or not reads or train.lambda_start == 0, "train.lambda_start", why)]
-
-
 def _start_rules(config) -> list[Rule]:
-    """What a run starts from, and what its head reads."""
+    """What a run starts from."""
     head, train = config.drafter.head, config.train
     path, start = train.frozen_backbone, train.start_from
     return [
-        (
-            train.head_tokens == "text" or head in READERS,
-            "train.head_tokens",
-            f"drafter.head is {head}, and only {' and '.join(READERS)} read their drafts; leave it out",
-        ),
         (
             start is None or (bool(start) and not KINDS[head].counts_tokens),
             "train.start_from",
@@ -159,10 +145,11 @@ def _start_rules(config) -> list[Rule]:
             "train.start_from",
             "it gives all weights, and train.frozen_backbone would replace some of them; leave one of the two out",
         ),
+        (path is None or bool(path), "train.frozen_backbone", "name a drafter's folder, or leave it out"),
         (
-            path is None or (bool(path) and head in HEADED),
-            "train.frozen_backbone",
-            f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out",
+            path is None or train.lambda_start == 0 or bool(unread("train.lambda_start", head, train.loss)),
+            "train.lambda_start",  # λ takes from the head's loss what it gives to that of the backbone
+            "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0",
         ),
     ]
 

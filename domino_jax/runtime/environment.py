@@ -1,7 +1,4 @@
-"""The environment of a run: what it may not change, and env.json.
-
-Only the variables listed here are read, so no token can get into env.json.
-"""
+"""The environment of a run, and env.json. Only the variables listed here are read, so no token can get into it."""
 
 import datetime
 import hashlib
@@ -34,20 +31,15 @@ VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
 )
 
-# Settings of jax that variables such as JAX_ENABLE_X64 change for all programs of a user, as ours have to have them:
-# others change random numbers and types, or stop programs that do not expect them.
-SETTINGS = {
-    "jax_enable_x64": False,
-    "jax_threefry_partitionable": True,
-    "jax_random_seed_offset": 0,
-    "jax_high_dynamic_range_gumbel": False,
-    "jax_numpy_dtype_promotion": "standard",
-    "jax_numpy_rank_promotion": "allow",
-}
+# What variables such as JAX_ENABLE_X64 set for all programs of a user: in ours other values would change random numbers
+# or types, or end in a traceback.
+SETTINGS = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
+SETTINGS |= {"jax_default_prng_impl": "threefry2x32", "jax_threefry_partitionable": True, "jax_random_seed_offset": 0}
+SETTINGS |= {"jax_high_dynamic_range_gumbel": False}
 
 
 def settle() -> None:
-    """Makes a command independent of the user's SETTINGS, and of an output that cannot show τ, such as a Latin-1 log."""
+    """Makes a command independent of a user's SETTINGS, and of an output that cannot show τ, such as a Latin-1 log."""
     for name in SETTINGS.keys() & jax.config.values.keys():  # a release may not have all of them
         jax.config.update(name, SETTINGS[name])
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -11,19 +11,18 @@ from domino_jax.runtime.files import write_whole
 DEEPEST = 100  # levels of objects and lists: what walks them may call itself for each
 
 
-def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text; ValueError where it holds none, or one nested more than DEEPEST levels deep."""
+def parse_json(text: bytes) -> Any:
+    """The value of a JSON text; ValueError where it holds none, or one of more than DEEPEST levels."""
     try:
         value = json.loads(text)
+        level = [[value]] if text.count(b"{") + text.count(b"[") > DEEPEST else []
+        for _ in range(DEEPEST + 1):
+            parts = [part.values() if isinstance(part, dict) else part for part in level]
+            level = [child for part in parts for child in part if isinstance(child, dict | list)]
+        if level:
+            raise RecursionError
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    opened = sum(map(text.count, (b"{", b"[") if isinstance(text, bytes) else ("{", "[")))
-    level = [value] if opened > DEEPEST else []
-    for _ in range(DEEPEST):
-        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
-        level = [child for part in parts for child in part]
-    if any(isinstance(part, dict | list) for part in level):
-        raise ValueError("nested too deeply")
     return value
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from domino_jax.method.drafter import init_drafter_params, rows_together
 from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
-from domino_jax.method.sampling import new_key
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights import hf
@@ -61,7 +60,7 @@ def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
         place = sharding([part.key for part in path], shape) if sharding else None
         if (shape, place) not in programs:
             programs[shape, place] = jax.jit(functools.partial(_drawn, shape, dtype), out_shardings=place)
-        return programs[shape, place](jax.random.fold_in(new_key(0), number))
+        return programs[shape, place](jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number))
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     return jax.tree.unflatten(tree, [draw(number, path, leaf.shape) for number, (path, leaf) in enumerate(leaves)])

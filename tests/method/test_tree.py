@@ -14,16 +14,7 @@ from domino_jax.method.candidates import pick_candidates
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
-from domino_jax.method.tree import (
-    ROOT,
-    Ledger,
-    ancestor_table,
-    edge_scores,
-    keep_best,
-    log_rest,
-    of_lanes,
-    propose_tree,
-)
+from domino_jax.method.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, log_rest, propose_tree
 from domino_jax.method.verify import Tree, accept_tree, verify
 from domino_jax.models.cache import keep_path
 from tests.helpers.decoding_models import DRAFTERS, VOCAB, make_generator, random_models, uncached
@@ -177,12 +168,6 @@ def brute_ancestors(parents: list[int]) -> np.ndarray:
             above = parents[above]
             table[node, above] = True
     return table
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 2, 4, 5)])
-def test_the_states_of_lanes_may_have_any_number_of_axes(shape):
-    part, lanes = np.arange(math.prod(shape)).reshape(shape), np.array([[2, 2, 0], [1, 0, 1]])
-    np.testing.assert_array_equal(of_lanes(part, lanes), np.stack([part[0][[2, 2, 0]], part[1][[1, 0, 1]]]))
 
 
 def test_the_ancestor_table_is_what_walking_up_gives():

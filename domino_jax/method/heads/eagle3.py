@@ -245,12 +245,9 @@ class Eagle3Config(Kind, DecoderConfig):
 
     @classmethod
     def for_recipe(cls, recipe: Any, target: Qwen3Config, shared: dict[str, Any]) -> "Eagle3Config":
-        return cls.for_target(
-            target,
-            draft_vocab_size=recipe.drafter.eagle3.draft_vocab_size,
-            target_layer_ids=recipe.drafter.target_layer_ids,
-            intermediate_size=recipe.drafter.intermediate_size,
-        )
+        drafter = recipe.drafter
+        shape = {name: drafter[name] for name in cls.reads if name in drafter}
+        return cls.for_target(target, draft_vocab_size=drafter.eagle3.draft_vocab_size, **shape)
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Eagle3Settings:
