@@ -5,13 +5,11 @@ import json
 import subprocess
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import domino_jax
 from domino_jax.method.blocks import sample_anchors
-from domino_jax.method.sampling import new_key
 from domino_jax.recipe import cli
 from domino_jax.runtime.environment import SETTINGS, VARIABLES, git_state, write_environment
 from domino_jax.runtime.errors import DominoError
@@ -65,16 +63,20 @@ def test_a_checkouts_commit_and_whether_it_was_changed(checkout):
     assert git_state(installed) is None
 
 
-OTHERS = dict(zip(SETTINGS, (True, False, 7, True, "strict", "raise"), strict=True))  # as variables may set them
+OTHERS = dict(zip(SETTINGS, (True, "strict", "raise", "rbg", False, 7, True), strict=True))  # as variables may set them
 
 
 def test_a_command_has_its_own_settings_of_jax_and_prints_every_letter(monkeypatch):
+    """So the anchors of a row, too, do not follow the rows beside it, as random numbers by rbg would."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr("sys.stdout", printed)
-    seen = {}
+    mask, ids, seen = np.ones((4, 40), np.float32), np.arange(4, dtype=np.int32), {}
 
     def main(flags):
         seen.update({name: jax.config.values[name] for name in SETTINGS})
+        key = jax.random.key(42)
+        alone = [sample_anchors(key, mask[:1], ids[row : row + 1], 8)[0][0] for row in ids]
+        np.testing.assert_array_equal(sample_anchors(key, mask, ids, 8)[0], np.stack(alone))
         print("τ 3.5")
 
     try:
@@ -92,16 +94,3 @@ def test_a_command_has_its_own_settings_of_jax_and_prints_every_letter(monkeypat
 def test_load_refuses_float64(tmp_path):
     with jax.enable_x64(True), pytest.raises(DominoError, match="jax_enable_x64 is on"):
         domino_jax.load(str(tmp_path))
-
-
-@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
-def test_anchors_of_a_row_do_not_follow_its_batch_whatever_the_generator_of_other_programs(kind):
-    """With rbg as the default; only keys that are made inside are concerned."""
-    mask, ids = jnp.ones((4, 40)), jnp.arange(4)
-    usual = sample_anchors(new_key(42), mask, ids, 8)[0]
-    with jax.default_prng_impl(kind):
-        key = new_key(42)
-        together = sample_anchors(key, mask, ids, 8)[0]
-        alone = [sample_anchors(key, mask[:1], ids[row : row + 1], 8)[0][0] for row in range(4)]
-    np.testing.assert_array_equal(together, np.stack(alone))
-    np.testing.assert_array_equal(together, usual)
