@@ -101,7 +101,7 @@ def main(flags: cli.Flags) -> int | None:
         optimizer = builders.optimizer_of(train)
         make_state, shapes = builders.state_maker(train, drafter, optimizer, mesh)
         step = builders.train_step_of(config, loaded.model, drafter, optimizer, mesh, shapes)
-        run_key = jax.random.key(config.seed)
+        run_key = jax.random.key(config.seed, impl="threefry2x32")
 
         # 5. The state. A start resumes in this order:
         #    1. The newest intact checkpoint is restored. It is refused if its recipe or data are others.

@@ -74,9 +74,8 @@ def variants(width: int) -> dict[str, HeadVariant]:
         for name, (title, changes, published) in drafters.items()
     }
     all_["none"] = dataclasses.replace(all_["none"], modes=(BASELINE, DRAFT, TREE))
-    rows = {"train.gamma": block["train.gamma"]}
-    medusa = {**rows, "drafter.head": "medusa", "drafter.medusa.num_heads": width - 1}
-    eagle3 = {**rows, "drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
+    medusa = {"drafter.head": "medusa", "drafter.medusa.num_heads": width - 1}
+    eagle3 = {"drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
     all_["eagle3"] = HeadVariant("EAGLE-3", eagle3, modes=(BASELINE, DRAFT), published=7)
     all_["medusa"] = HeadVariant("Medusa-1", medusa, modes=(BASELINE, DRAFT, TREE), published=min(5, width - 1))
     head = {"drafter.head": "xpress", "drafter.xpress.rank": rank}
@@ -108,7 +107,7 @@ def _frozen(drafters: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
     for name in ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2"):
         one = drafters[name]
         # Plain DFlash has no convolution, so the selector on its backbone has none either.
-        extra = {"drafter.conv_kernel_size": 0} if name == "dflash2" else {"train.lambda_start": 0.0}
+        extra = {"dflash2": {"drafter.conv_kernel_size": 0}, "domino": {"train.lambda_start": 0.0}}.get(name, {})
         backbone = "none" if name == "dflash2" else "backbone_shifted"
         rows[f"{name}_frozen"] = dataclasses.replace(one, changes={**one.changes, **extra}, backbone=backbone)
     random = {**rows["domino_frozen"].changes, "train.learning_rate": 1e-12}

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.tables import ROOT, conditions, publish
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE
 from domino_jax.recipe.loading import load_recipe
-from domino_jax.recipe.rules import reads
+from domino_jax.recipe.rules import unread
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED
@@ -143,10 +143,12 @@ class Study:
         return {name: drafters[run.name]["modes"] for name, run in runs.items()}
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Flags of a training: what the command line gives goes over what the study gives, if the head reads it."""
-        head = self.overrides.get("config.drafter.head", values.get("drafter.head", "domino"))
-        overrides = {flag: text for flag, text in self.overrides.items() if reads(head, flag.removeprefix("config."))}
-        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **overrides}
+        """Flags of a training: what the command line gives goes over what the study gives, if the training reads it."""
+        given = {flag.removeprefix("config."): text for flag, text in self.overrides.items()}
+        stated = {"drafter.head": "domino", "train.loss": "own", "train.dpace_alpha": None, **values, **given}
+        choices = [stated[key] for key in ("drafter.head", "train.loss", "train.dpace_alpha")]
+        read = values | {key: text for key, text in given.items() if not unread(key, *choices)}
+        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in read.items()}}
         rows = self.workdir / "rows.jsonl"
         return flags | {"config.data.train": rows, "config.data.regenerate": False}
 

@@ -2,7 +2,8 @@
 
 The mask follows from two renderings. The text before an answer is the rendering of the messages before it with the
 generation prompt: exactly the prompt of the model. The answer runs from there to the token that closes the turn, which
-is supervised too. Pieces are tokenised separately, as in decoding, so that no token straddles the start of an answer.
+is supervised too. Pieces are tokenised separately, as in decoding, so that no token straddles the start of an answer;
+by a tokenizer that puts a space before every text (Llama 2) at once, where a token belongs to the piece it begins in.
 A template may rewrite an earlier turn once later ones follow. The start of such an answer is unknown, so it is context.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n|Hello<|im_end|>|\\n
@@ -13,17 +14,20 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from domino_jax.data.messages import Chat, read_chat
 from domino_jax.data.prompts import check_prompt, check_token_ids
-from domino_jax.runtime.errors import DataError, first_line
+from domino_jax.runtime.errors import DataError, first_line, quote
 
 PROBE = "domino-probe"  # no template treats this text specially
 HIDDEN = "\ufdd0"  # a noncharacter: no text has it
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +42,17 @@ class TrainingRow:
 
 
 def encode_prompt(tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row") -> list[int]:
-    """The ids of a prompt row: messages through the chat template, prompt as plain text, token_ids unchanged."""
+    """The ids of a prompt row: messages through the chat template, token_ids unchanged, prompt as plain text with what
+    the tokenizer adds to a text, such as the token that begins it, as other engines encode it."""
     check_prompt(row, where)
     if "token_ids" in row:
         return list(row["token_ids"])
     _refuse_text_without(tokenizer, where)
     if "prompt" in row:
-        return _encode(tokenizer, row["prompt"], where)
+        return _encode(tokenizer, row["prompt"], where, add_special_tokens=True)["input_ids"]
     chat = read_chat(row, where)
     text = _template_of(tokenizer, thinking, where, chat).render(chat.messages, ask=True)
-    return _encode(tokenizer, text, where)
+    return _encode(tokenizer, text, where)["input_ids"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +117,23 @@ def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
         messages = messages[: answers[-1] + 1]
     text = template.render(messages, ask=False)
     spans = _answer_spans(template, messages, answers, text) if answers else []
-    ids: list[int] = []
-    mask: list[int] = []
-    edges = [0, *(edge for span in spans for edge in span), len(text)]
-    for number, (start, end) in enumerate(itertools.pairwise(edges)):
-        piece = _encode(template.tokenizer, text[start:end], template.where)
-        ids += piece
-        mask += [number % 2] * len(piece)  # every second piece is an answer
-    return TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32))
+    edges = [edge for span in spans for edge in span]
+    encode = functools.partial(_encode, template.tokenizer, where=template.where)
+    if adds_a_space(template.tokenizer):
+        encoded = encode(text, return_offsets_mapping=True)
+        ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
+        numbers = np.searchsorted(edges, starts, side="right")
+    else:
+        pieces = [encode(text[start:end])["input_ids"] for start, end in itertools.pairwise([0, *edges, len(text)])]
+        ids, numbers = sum(pieces, []), np.repeat(np.arange(len(pieces)), list(map(len, pieces)))
+    # Every second piece is an answer.
+    return TrainingRow(np.asarray(ids, np.int32), np.asarray(numbers % 2, np.float32))
+
+
+@functools.lru_cache(maxsize=8)
+def adds_a_space(tokenizer: Any) -> bool:
+    """Whether a tokenizer that knows places in a text puts something before it."""
+    return tokenizer.is_fast and "".join(tokenizer.tokenize("a")) != "a"
 
 
 def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:
@@ -218,7 +232,7 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
             text = template.render(start + probe, ask=False)
             rest = rest or (text.rpartition(PROBE)[2] if PROBE in text else "")
     added = {token: str(entry) for token, entry in tokenizer.added_tokens_decoder.items() if str(entry).strip()}
-    return next(((added[token], token) for token in _encode(tokenizer, rest, "") if token in added), None)
+    return next(((added[token], token) for token in _encode(tokenizer, rest, "")["input_ids"] if token in added), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,13 +265,31 @@ class _Template:
 def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat) -> _Template:
     """The template for one row, whose chat_template_kwargs go before the switch."""
     variables = {"enable_thinking": thinking, **chat.variables}
+    for name in variables if thinking else chat.variables:
+        _is_read(tokenizer, name)
+    calls = any("tool_calls" in message and message["tool_calls"] for message in chat.messages)
+    if calls and not _is_read(tokenizer, "tool_calls"):
+        raise DataError(f"{where}: a message has tool_calls, which the chat template does not write; remove the row.")
     return _Template(tokenizer, variables.pop("enable_thinking"), where, variables)
 
 
-def _encode(tokenizer: Any, text: str, where: str) -> list[int]:
-    if not text:
-        return []
+@functools.lru_cache(maxsize=64)  # one line per run, not per row
+def _is_read(tokenizer: Any, name: str) -> bool:
+    """Whether the chat template has a variable or key of this name; a warning if not."""
+    template = tokenizer.chat_template
+    text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
     try:
-        return tokenizer.encode(text, add_special_tokens=False)
+        words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(text) if kind in ("name", "string")}
+    except jinja2.TemplateSyntaxError:  # refused where it is rendered
+        return True
+    if name not in words:
+        shown = "decode.thinking or enable_thinking" if name == "enable_thinking" else quote(name)
+        log.warning("the target's chat template never reads %s: nothing of it is in the prompts.", shown)
+    return name in words
+
+
+def _encode(tokenizer: Any, text: str, where: str, **choices: Any) -> Mapping[str, Any]:
+    try:
+        return tokenizer(text, **{"add_special_tokens": False, **choices})
     except Exception as error:  # the tokenizer's Rust code raises plain Exceptions
         raise DataError(f"{where}: the text cannot be encoded ({first_line(error)}).") from error

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -203,6 +204,7 @@ _encoder: RowEncoder | None = None  # of this worker process
 def _start_worker(encoder: RowEncoder) -> None:
     global _encoder
     _encoder = encoder
+    logging.disable()  # the run warns once
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole job; the run ends its workers itself
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # those threads would compete with the other workers for cores
     threading.Thread(target=_end_with_parent, daemon=True).start()

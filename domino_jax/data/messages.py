@@ -6,11 +6,11 @@ value is an absent one, in a row and in a message, and so is an empty column of 
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.json_files import parse_json
 
 FORMS = ("messages", "conversations")
 READ = ("system", "tools", "chat_template_kwargs")
@@ -137,8 +137,8 @@ def _json_column(row: Mapping[str, Any], key: str, where: str) -> Any:
     if not isinstance(value, str) or not value.strip():
         return value if not isinstance(value, str) else None
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value.encode())
+    except ValueError as error:
         raise DataError(f"{where}: {key} is {quote(value)}, which is no JSON; give its JSON text.") from error
 
 

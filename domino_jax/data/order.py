@@ -128,6 +128,8 @@ class Plans:
         # A window wider than the data would hold a row several times and could pack it beside itself.
         window = max(1, min(layout.window, num_rows))
         self._window = max(batch_size, window - window % batch_size) if layout.kind == "buckets" else window
+        if start and layout.kind == "pack":  # data.train may have fewer rows than before
+            start = dataclasses.replace(start, rows=min(start.rows, window))
         #: the position of batch 0
         self.start = start or self._next_window(0, 0)
         self._windows = [dataclasses.replace(self.start, item=0)]

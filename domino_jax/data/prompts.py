@@ -12,6 +12,7 @@ from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.json_files import parse_json
 
 PROMPT_KEYS = (*FORMS, "prompt", "token_ids")
 ID_LIMIT = 200
@@ -39,11 +40,9 @@ def read_lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
 def parse_row(line: bytes, where: str) -> dict:
     """The object of one line of JSONL; anything else is a DataError that names the place."""
     try:
-        row = json.loads(line)
-    except ValueError as error:  # broken JSON or bytes that are not UTF-8
+        row = parse_json(line)
+    except ValueError as error:  # broken JSON, bytes that are not UTF-8, or too many levels
         raise DataError(f"{where}: the line is not a JSON object ({error}). Correct or remove it.") from error
-    except RecursionError as error:
-        raise DataError(f"{where}: the line is nested too deeply to be read. Correct or remove it.") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: the line holds a {type(row).__name__}, expected a JSON object.")
     return row

@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, Piece, new_generator
 from domino_jax.decoding.prefixes import Prefixes
@@ -143,6 +145,8 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
         DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a value or a tree that
             does not fit.  TypeError: an unknown name.
     """
+    if jax.config.jax_enable_x64:
+        raise DominoError("jax_enable_x64 is on, but models run in float32 or bfloat16; turn it off before load.")
     settings = (settings or DecodeSettings(width="adaptive")).change(**changes)
     tree = settings.drafting.tree
     if tree is not None and not isinstance(tree, TreeSettings):

@@ -29,7 +29,8 @@ class TextStream:
         text = self._decode(self.ids[self.start :])
         if text.endswith(BROKEN) and not last:
             return ""
-        self.start, self.shown = self.shown, len(self.ids)
+        # Tokens without text, as special ones, do not tell a decoder whether a space belongs between two pieces.
+        self.start, self.shown = self.shown if len(text) > len(before) else self.start, len(self.ids)
         return text[len(before) :]
 
     def _decode(self, ids: Sequence[int]) -> str:

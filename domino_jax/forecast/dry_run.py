@@ -125,7 +125,7 @@ def batch_shapes(config, mesh: Mesh, length: int) -> dict[str, jax.ShapeDtypeStr
 
 
 def key_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    kind = jax.eval_shape(lambda: jax.random.key(0)).dtype
+    kind = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
     return jax.ShapeDtypeStruct((), kind, sharding=sharding.replicated(mesh))
 
 

@@ -121,7 +121,7 @@ class Kind:
     own_loss, own_dpace, reads_drafts = False, False, False
     # The keys of its section of the recipe, drafter.<head>.
     recipe_keys = {}
-    # Keys of the drafter section that a drafter without a backbone reads.
+    # Keys for drafters of blocks, of the drafter and train sections, that a drafter without a backbone reads too.
     reads = ()
     # The draft vocabulary is counted in the training rows.
     counts_tokens = False

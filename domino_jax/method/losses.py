@@ -177,8 +177,7 @@ class Objective:
         """The forward pass of a batch, which the loss of another head may change.
 
         Args:
-            usual: of Domino, with inputs (z [B, A, G, D], codes [B, A, M, E] or None); of the head it reads the last
-                matrix alone.
+            usual: of Domino, with inputs (z [B, A, G, D], codes [B, A, M, E] or None) and the head's parameters.
             models: pair.Models.  base_logits: z → base logits.
             before: int32 [B, A, T], the tokens before the slots that the head sees.
         """

@@ -124,8 +124,8 @@ def drafter_loss(
         final = corrected(drafter, {"head": params}, base, codes)
         return Outputs(base, final, None if states is None else gathered.unembed(states))
 
-    # The rest of the head has run: zeros would be summed for its weights in every slice.
-    params = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
+    # The slices read its last matrix alone; zeros that are summed for other weights are left out by the compiler.
+    params = models.drafter_params["head"] if config.has_head else {}
     usual = Parts(outputs_of, params, (z, codes), states)
     return sliced_loss(objective.parts(usual, models, base_logits, labels, before), labels, objective)
 

@@ -5,9 +5,8 @@ nearly the cost of the chain: the backbone runs once, and the head follows sever
 candidates per depth instead of the vocabulary. A chain is the tree of one lane. Without a head every path has the same
 distribution at a depth, the backbone's, and a tree ranks products of these.
 
-Letters: B rows, M depths, W lanes, Q candidates per depth, V vocabulary, E rank of the head, U width of its state,
-T nodes, the root (the anchor) included. A ledger holds all M·W nodes that lanes passed through; a tree keeps T-1 of
-them.
+Letters: B rows, M depths, W lanes, Q candidates per depth, V vocabulary, E rank of the head, T nodes, the root (the
+anchor) included. A ledger holds all M·W nodes that lanes passed through; a tree keeps T-1 of them.
 """
 
 from typing import NamedTuple
@@ -122,7 +121,7 @@ def grow_lanes(
         tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
         level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
         slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
-        head = jax.tree.map(lambda part: jnp.take_along_axis(part, lane[:, :, None], axis=1), head)
+        head = jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(lane, range(2, x.ndim)), axis=1), head)
         return (scores, slots, tokens, head), level
 
     scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)

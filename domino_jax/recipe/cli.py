@@ -25,7 +25,7 @@ from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
 
 from domino_jax.recipe import loading
-from domino_jax.runtime import distributed
+from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
 from domino_jax.runtime.preemption import PREEMPTED, Preempted
 
@@ -106,6 +106,7 @@ def run(
       argv: the program's name and its arguments, sys.argv by default.
     """
     place = "a file"
+    environment.settle()
     try:
         flags = parse(sys.argv if argv is None else argv, required, optional)
         place = flags.output or flags.workdir or place

@@ -20,8 +20,11 @@ from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
-HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
-READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
+# Keys of the train section for drafters of blocks, for those of them with a head, and for λ, which Domino's loss has.
+OF_BLOCKS, OF_HEADS = ("num_anchors", "remat", "loss", "gamma", "dpace_alpha"), ("head_tokens", "frozen_backbone")
+CURRICULUM = ("lambda_start", "lambda_decay_ratio")
+# Values that ask for nothing: all others, in a recipe too, are refused where they are not read.
+OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.head_tokens": "text", "train.frozen_backbone": None}
 
 
 def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str] = ()) -> None:
@@ -31,7 +34,7 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
       config: the recipe with the command line's values in it.
       command: train, dry_run (train without data), decode, regenerate or serve; what only one of them reads is
         required by that one alone.
-      set_keys: keys that the command line sets; such a key is refused where the drafter does not read it.
+      set_keys: keys that the command line sets; such a key is refused where the drafter or its loss does not read it.
     """
     for key, declared, value in walk(config):
         if change := declared.problem(value):
@@ -39,7 +42,7 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if command in ("train", "dry_run"):  # the others take a drafter as it is
         rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
-        rules += [*_start_rules(config), *_loss_rules(config)]
+        rules += _start_rules(config)
     if command == "train":
         rules += _data_rules(config)
     for rule in rules:
@@ -67,20 +70,33 @@ def refuse(problem: Problem | None) -> None:
 
 
 def _unread_rules(config, set_keys: Collection[str]) -> list[Rule]:
-    """Keys of the drafter section that the command line sets and the drafter does not read."""
-    head = config.drafter.head
-    change = f"drafter.head {head} does not read it; leave it out"
-    return [(reads(head, key), key, change) for key, _, _ in walk(config) if key in set_keys]
+    """Keys that the command line sets, or that a recipe turns on, and neither the drafter nor its loss reads."""
+    head, train, rules = config.drafter.head, config.train, []
+    for key, _, value in walk(config):
+        if value != OFF[key] if key in OFF else key in set_keys:
+            why = unread(key, head, train.loss, train.dpace_alpha)
+            rules.append((why is None, key, why or ""))
+    return rules
 
 
-def reads(head: str, key: str) -> bool:
-    """Whether a drafter with this head reads a key of a recipe, as "drafter.markov.rank"."""
-    section, name, *of_head = key.split(".") if "." in key else (key, "")
-    if section != "drafter":
-        return True
-    if of_head:
-        return name == head
-    return KINDS[head].has_backbone or name in ("head", "path", *KINDS[head].reads)
+def unread(key: str, head: str, loss: str = "own", dpace_alpha: float | None = None) -> str | None:
+    """Why a training does not read a key of its recipe, as "drafter.markov.rank"; None where it does.
+
+    loss, dpace_alpha: of the train section.
+    """
+    kind, (section, name, *of_head) = KINDS[head], key.split(".") if "." in key else (key, "")
+    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path") or name in kind.reads:
+        return None
+    wrong = not kind.has_backbone and (section == "drafter" or name in OF_BLOCKS)
+    wrong |= not kind.has_head and name in (*OF_HEADS, *CURRICULUM) or name == "head_tokens" and not kind.reads_drafts
+    if name != head if of_head else wrong:
+        return f"drafter.head {head} does not read it; leave it out"
+    if loss == "own" and kind.own_loss and (name in CURRICULUM or (name == "dpace_alpha" and not kind.own_dpace)):
+        change = "leave it out, or set --config.train.loss=cross_entropy"
+        return f"drafter.head {head} has its own loss, which does not read it; {change}"
+    if name == "gamma" and dpace_alpha is not None:
+        return "train.dpace_alpha replaces the decay; leave one of the two out"
+    return None
 
 
 def _window_rules(drafter) -> list[Rule]:
@@ -113,33 +129,11 @@ def _training_rules(config) -> list[Rule]:
     ]
 
 
-def _loss_rules(config) -> list[Rule]:
-    """What the loss of a head does not read."""
-    head, train = config.drafter.head, config.train
-    kind = KINDS[head]
-    unread, why = [], f"drafter.head {head} has its own loss, which does not read it; leave it out"
-    if not kind.has_backbone:
-        unread = ["dpace_alpha", "loss"]
-    elif train.loss == "own" and kind.own_loss:
-        unread = [] if kind.own_dpace else ["dpace_alpha"]
-        why += ", or set --config.train.loss=cross_entropy"
-    elif train.frozen_backbone is not None:  # λ takes from the head's loss what it gives to that of the backbone
-        why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
-        return [(train.lambda_start == 0, "train.lambda_start", why)]
-    defaults = {"dpace_alpha": None, "loss": "own"}
-    return [(train[name] == defaults[name], f"train.{name}", why) for name in unread]
-
-
 def _start_rules(config) -> list[Rule]:
-    """What a run starts from, and what its head reads."""
+    """What a run starts from."""
     head, train = config.drafter.head, config.train
     path, start = train.frozen_backbone, train.start_from
     return [
-        (
-            train.head_tokens == "text" or head in READERS,
-            "train.head_tokens",
-            f"drafter.head is {head}, and only {' and '.join(READERS)} read their drafts; leave it out",
-        ),
         (
             start is None or (bool(start) and not KINDS[head].counts_tokens),
             "train.start_from",
@@ -151,10 +145,11 @@ def _start_rules(config) -> list[Rule]:
             "train.start_from",
             "it gives all weights, and train.frozen_backbone would replace some of them; leave one of the two out",
         ),
+        (path is None or bool(path), "train.frozen_backbone", "name a drafter's folder, or leave it out"),
         (
-            path is None or (bool(path) and head in HEADED),
-            "train.frozen_backbone",
-            f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out",
+            path is None or train.lambda_start == 0 or bool(unread("train.lambda_start", head, train.loss)),
+            "train.lambda_start",  # λ takes from the head's loss what it gives to that of the backbone
+            "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0",
         ),
     ]
 

@@ -1,12 +1,14 @@
-"""env.json: the environment of a run. Only the variables listed here are read, so no token can get into it."""
+"""The environment of a run, and env.json. Only the variables listed here are read, so no token can get into it."""
 
 import datetime
 import hashlib
 import importlib.metadata
+import io
 import os
 import pathlib
 import platform
 import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -23,12 +25,25 @@ VARIABLES = (
     "JAX_NUM_CPU_DEVICES",
     "JAX_NUM_PROCESSES",
     "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_ENABLE_X64",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
 )
+
+# What variables such as JAX_ENABLE_X64 set for all programs of a user: in ours other values would change random numbers
+# or types, or end in a traceback.
+SETTINGS = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
+SETTINGS |= {"jax_default_prng_impl": "threefry2x32", "jax_threefry_partitionable": True, "jax_random_seed_offset": 0}
+SETTINGS |= {"jax_high_dynamic_range_gumbel": False}
+
+
+def settle() -> None:
+    """Makes a command independent of a user's SETTINGS, and of an output that cannot show τ, such as a Latin-1 log."""
+    for name in SETTINGS.keys() & jax.config.values.keys():  # a release may not have all of them
+        jax.config.update(name, SETTINGS[name])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def environment() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.json_files import parse_json
 from domino_jax.runtime.remote import open_path
 
 # An object in a bucket cannot grow: it is replaced by a longer one, at most this often unless flush() asks for it.
@@ -35,10 +36,7 @@ class Line(NamedTuple):
 
     def parse(self) -> Any:
         """The JSON value; ValueError where the line holds none."""
-        try:
-            return json.loads(self.text)
-        except RecursionError:
-            raise ValueError("nested too deep") from None
+        return parse_json(self.text)
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""JSON files that are written whole and hold one value."""
+"""JSON text as it is read everywhere, and JSON files that are written whole and hold one value."""
 
 import json
 import pathlib
@@ -7,6 +7,23 @@ from typing import Any
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import write_whole
+
+DEEPEST = 100  # levels of objects and lists: what walks them may call itself for each
+
+
+def parse_json(text: bytes) -> Any:
+    """The value of a JSON text; ValueError where it holds none, or one of more than DEEPEST levels."""
+    try:
+        value = json.loads(text)
+        level = [[value]] if text.count(b"{") + text.count(b"[") > DEEPEST else []
+        for _ in range(DEEPEST + 1):
+            parts = [part.values() if isinstance(part, dict) else part for part in level]
+            level = [child for part in parts for child in part if isinstance(child, dict | list)]
+        if level:
+            raise RecursionError
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return value
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -26,8 +43,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
     refuse_other_kind(str(path), text[:HEAD_BYTES])
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({quote(str(error))}); fetch or write it again.") from None
     if not isinstance(value, dict):
         raise DataError(f"{path} is a JSON {type(value).__name__}; an object was expected.")

@@ -16,6 +16,7 @@ import os
 from etils import epath
 
 from domino_jax.runtime.files import is_remote, write_whole
+from domino_jax.runtime.json_files import parse_json
 from domino_jax.runtime.remote import list_files
 
 NAME = "manifest.json"
@@ -103,8 +104,8 @@ def _render(manifest: dict) -> bytes:
 def _parse(written: bytes) -> dict | None:
     """The manifest, None when a single bit of it is not as _render() made it."""
     try:
-        manifest = json.loads(written)
-    except (ValueError, RecursionError):
+        manifest = parse_json(written)
+    except ValueError:
         return None
     if not isinstance(manifest, dict):
         return None

@@ -11,14 +11,13 @@ The marker distinguishes a save that was cut off, which the next start removes, 
 manifest, which it sets aside. No step is renamed on the way, so buckets (gs://), where renaming copies, work alike.
 """
 
-import json
 from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 from etils import epath
 
 from domino_jax.runtime.errors import DataError, first_line
-from domino_jax.runtime.json_files import write_json
+from domino_jax.runtime.json_files import parse_json, write_json
 from domino_jax.runtime.remote import move_folder
 from domino_jax.training import manifest
 
@@ -173,10 +172,10 @@ class StepFolders:
 
     def _scores(self) -> dict[int, float]:
         try:
-            return {int(step): float(tau) for step, tau in json.loads((self.folder / TAU).read_bytes()).items()}
+            return {int(step): float(tau) for step, tau in parse_json((self.folder / TAU).read_bytes()).items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             self._report(f"warning: {self.folder / TAU} is unreadable ({first_line(error)}): the best step is unknown")
             return {}
 

@@ -60,7 +60,7 @@ def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
         place = sharding([part.key for part in path], shape) if sharding else None
         if (shape, place) not in programs:
             programs[shape, place] = jax.jit(functools.partial(_drawn, shape, dtype), out_shardings=place)
-        return programs[shape, place](jax.random.fold_in(jax.random.key(0), number))
+        return programs[shape, place](jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number))
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     return jax.tree.unflatten(tree, [draw(number, path, leaf.shape) for number, (path, leaf) in enumerate(leaves)])

@@ -1,10 +1,12 @@
 """program_text.py: what counts as moved and as launched, on programs of a few lines and on a real one."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.compilers.program_text import launches, traffic
+from benchmarks.compilers.program_text import array_bytes, launches, traffic
 
 FETCHED = """
 ENTRY %main {
@@ -95,6 +97,26 @@ def test_the_text_of_a_real_program_is_read():
     x, w = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128, 256), jnp.float32)
     text = jax.jit(lambda x, w: x @ w).lower(x, w).compile().as_text()
     assert traffic(text) == 4 * (64 * 128 + 128 * 256 + 64 * 256)
+
+
+SIZES = {
+    **{kind: 0.5 for kind in ("int4", "uint4", "float4_e2m1fn")},
+    **{kind: 1 for kind in ("bool", "int8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e8m0fnu")},
+    **{kind: 2 for kind in ("bfloat16", "float16", "uint16")},
+    **{"int2": 0.25, "int32": 4, "complex64": 8},
+}
+
+
+@pytest.mark.parametrize(("kind", "size"), SIZES.items(), ids=SIZES.keys())
+def test_numbers_of_every_kind_count_as_the_compiler_stores_them(kind, size):
+    """Turned around, 63 numbers are read and written once; half a byte more is a whole one."""
+    x = jax.ShapeDtypeStruct((63,), jnp.dtype(kind))
+    compiled = jax.jit(lambda x: jnp.flip(x)).lower(x).compile()
+    assert traffic(compiled.as_text()) == 2 * math.ceil(63 * size)
+
+
+def test_a_token_holds_no_bytes():
+    assert [array_bytes(kind, "") for kind in ("token", "opaque", "u32")] == [0, 0, 4]
 
 
 def test_launches_of_one_turn_with_a_loop_inside():

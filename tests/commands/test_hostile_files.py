@@ -30,6 +30,7 @@ CONTENTS = {
     "cut": b'{"step": ',
     "brackets": b"[" * 200_000,
     "braces": b'{"a":' * 3_000 + b"1" + b"}" * 3_000,
+    "braces that Python reads": b'{"a":' * 800 + b"1" + b"}" * 800,
     "null": b"null",
     "a number": b"5",
     "a list": b"[]",

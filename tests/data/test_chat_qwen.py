@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.data.chat import adds_a_space, encode_prompt, encode_training_row
 from domino_jax.runtime.errors import DataError
 from tests.helpers.chat import TEMPLATE, marked, turns
 
@@ -155,3 +155,20 @@ def test_a_closing_token_in_thoughts_that_history_drops_ends_no_answer(qwen):
     thought = {"role": "assistant", "content": "B.", "reasoning_content": f"No {END} yet."}
     row = encode_training_row(qwen, {"messages": [*turns("a?"), thought, *turns("c?", "D.")]}, thinking=False)
     assert [run.split("]")[0] for run in marked(qwen, row).split("[")[1:]] == [f"B.{END}", f"D.{END}"]
+
+
+ANSWERS = ("Hello", "\n\nHello", "  5 apples ", " \t x", "12345", "你好 🙂\n", "'s it", "\n", "a" * 40, "</think>x  ")
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_pieces_of_a_row_are_encoded_apart(qwen, thinking):
+    """So every row has the tokens of its prompt, and those of the answer after it."""
+    assert not adds_a_space(qwen)
+    for answer in ANSWERS:
+        messages = turns("Hi ", answer, " \n", answer)
+        row = encode_training_row(qwen, {"messages": messages}, thinking)
+        edges = np.flatnonzero(np.diff(row.loss_mask)) + 1
+        pieces = [qwen.decode(run) for run in np.split(row.token_ids, edges)]
+        assert "".join(pieces) == qwen.apply_chat_template(messages, tokenize=False, enable_thinking=thinking)
+        assert row.token_ids.tolist() == sum((qwen.encode(piece, add_special_tokens=False) for piece in pieces), [])
+        assert encode_prompt(qwen, {"prompt": answer}, thinking) == qwen.encode(answer, add_special_tokens=False)

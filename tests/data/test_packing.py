@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from domino_jax.data.chat import TrainingRow
-from domino_jax.data.order import pack
+from domino_jax.data.order import Layout, Plans, pack, row_order
 from domino_jax.data.reading import pack_rows
 from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
 
@@ -76,6 +76,16 @@ def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
         if sum(seen.values()) == 11:
             assert set(seen.values()) == {1}  # the window is the data: an epoch ends with it
     assert seen == dict.fromkeys(range(11), 2)
+
+
+def test_a_position_in_more_rows_than_there_are_now_packs_none_beside_itself():
+    def plans(rows, start=None):
+        choices = {"num_rows": rows, "seed": 7, "process_rows": slice(0, 4), "start": start}
+        return Plans(row_order(np.arange(rows), 7), np.full(rows, 10, np.int32), Layout("pack", 32, 4, 64), **choices)
+
+    now = plans(10, plans(48)[1].position)
+    items = [ids.tolist() for number in range(6) for ids in now[number].items]
+    assert all(len(set(item)) == len(item) for item in items) and {*sum(items, [])} == set(range(10))
 
 
 def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):

@@ -33,6 +33,7 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
 
 HOSTILE = {
     "nested": ("[" * 100_000, "nested too deeply"),
+    "nested less": ('{"token_ids": %s}' % ("[" * 100 + "]" * 100), "nested too deeply"),
     "an int of 5000 digits": ('{"token_ids": [%s]}' % ("9" * 5000), "not a JSON object"),
     "zero bytes": ("\0" * 1000, "not a JSON object"),
 }

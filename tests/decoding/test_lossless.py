@@ -74,9 +74,9 @@ WIDTHS = {
 TREE = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1)
 AXES = {
     "drafter": tuple(DRAFTERS),
-    "mode": ("autoregressive", "backbone", "draft", "tree"),
+    # In one axis, so that every drafter drafts its own chain and its own tree.
+    "mode": ("autoregressive", "backbone", "draft", "draft planted", "tree", "tree planted"),
     "sampling": tuple(SAMPLINGS),
-    "drafts": ("own", "planted"),
     "width": tuple(WIDTHS),
     "batch": (1, 2, 4),  # rows; six requests queue for them, and four rows shrink to one
     "tokens": (0, 24),  # of the draft vocabulary; 0 are all
@@ -88,16 +88,17 @@ def head_of(drafter: str) -> str:
     return DRAFTERS[drafter].get("head", "domino")
 
 
-def valid(drafter, mode, drafts, width, tokens, **_) -> bool:
+def valid(drafter, mode, width, tokens, **_) -> bool:
     """Whether the case is different from all others: plain decoding reads no drafter."""
+    mode, _, planted = mode.partition(" ")
     if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
         return False
-    if tokens and (drafts == "planted" or KINDS[head_of(drafter)].counts_tokens):
+    if tokens and (planted or KINDS[head_of(drafter)].counts_tokens):
         return False
     if mode == "autoregressive":
-        return (drafter, drafts, width, tokens) == ("domino", "own", "all", 0)
+        return (drafter, width, tokens) == ("domino", "all", 0)
     if mode == "backbone":
-        return drafter in ("domino", "markov rnn", "dflash2") and drafts == "own"
+        return drafter in ("domino", "markov rnn", "dflash2")
     return not refused_mode(mode, KINDS[head_of(drafter)])
 
 
@@ -216,16 +217,17 @@ def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case.values())) for case in CASES])
 def test_the_text_is_the_targets(case):
-    drafter, mode, sampling, drafts, width, batch, tokens, cache = case.values()
+    drafter, mode, sampling, width, batch, tokens, cache = case.values()
+    mode, _, drafts = mode.partition(" ")
     made = new_generator(drafter, sampling, width, batch, cache, tokens)
-    with planted(drafter, sampling) if drafts == "planted" else contextlib.nullcontext():
+    with planted(drafter, sampling) if drafts else contextlib.nullcontext():
         answers = check(made, drafter, mode, sampling)
     ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)
     assert {key[1] for key in ran} == ({4, 1} if case["batch"] == 4 else {case["batch"]})
     assert len({key[2] for key in ran}) > (case["cache"] < 64)
     if case["width"] == "changing":
         assert {key[-1] for key in ran} >= {0, made.widths(mode)[-1]} or mode == "autoregressive"
-    elif drafts == "planted":
+    elif drafts:
         width = made.drafting(mode).width(made.drafter)
         paces = [pace(request, len(answer.token_ids), width, mode) for request, answer in enumerate(answers)]
         assert [answer.accept_lengths for answer in answers] == paces
@@ -233,6 +235,9 @@ def test_the_text_is_the_targets(case):
 
 def test_every_head_is_in_the_matrix():
     assert {head_of(drafter) for drafter in DRAFTERS} == set(KINDS)
+    for mode in ("draft", "tree"):
+        able = {drafter for drafter in DRAFTERS if not refused_mode(mode, KINDS[head_of(drafter)])}
+        assert {case["drafter"] for case in CASES if case["mode"] == mode} == able
 
 
 @pytest.mark.parametrize("drafter", ["domino", "dflash2", "xpress", "eagle3", "medusa"])

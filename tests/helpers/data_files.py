@@ -62,15 +62,14 @@ def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:
 class BytesTokenizer:
     """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A asks for the assistant's."""
 
-    chat_template = "a turn is R(text|)"
+    chat_template, is_fast = "a turn is R(text|)", False
 
     def apply_chat_template(self, messages, tokenize, add_generation_prompt, enable_thinking, **_):
         turns = "".join(f"{message['role'][0].upper()}({message['content']}|)" for message in messages)
         return turns + "A(" * add_generation_prompt
 
-    def encode(self, text, add_special_tokens):
-        assert not add_special_tokens
-        return list(text.encode())
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": list(text.encode())}
 
     def decode(self, ids, skip_special_tokens):
         return bytes(token for token in ids if token < 128 and token != ord("|")).decode()

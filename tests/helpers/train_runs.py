@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from domino_jax.evals import measure
-from domino_jax.recipe.rules import reads
+from domino_jax.recipe.rules import unread
 from domino_jax.runtime.files import make_once
 from domino_jax.training.metrics import read_rows
 from tests.helpers.commands import run
@@ -54,7 +54,7 @@ def training_files(folder: pathlib.Path, prompts: int = 2) -> tuple[pathlib.Path
 def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
     """The words of a run of STEPS steps without evaluations; `changes` name flags, with __ for their dots.
 
-    Keys of the drafter section that its head does not read are left out.
+    Keys that the head or its loss does not read are left out.
     """
     values = {
         "config": ROOT / "configs" / "tiny.py",
@@ -78,8 +78,8 @@ def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
         "config.decode.cache_length": 128,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
-    head = values.get("config.drafter.head", "domino")
-    read = {key: value for key, value in values.items() if reads(head, key.removeprefix("config."))}
+    head, loss = values.get("config.drafter.head", "domino"), values.get("config.train.loss", "own")
+    read = {key: value for key, value in values.items() if not unread(key.removeprefix("config."), head, loss)}
     return [f"--{key}={value}" for key, value in read.items()]
 
 

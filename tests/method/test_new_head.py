@@ -1,4 +1,5 @@
-"""A new head is one file and one line of kinds.KINDS: here a bias on the logits, the same at every slot."""
+"""A new head is one file and one line of kinds.KINDS: here a bias on the logits, the same at every slot, and a head
+that attends to the tokens of its block, with keys and values as its state and a parameter beside its modules."""
 
 import dataclasses
 
@@ -6,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from configs import qwen3
 from domino_jax.method import kinds
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.config_keys import either
 from domino_jax.method.head import Head
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -17,6 +20,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.settings import TreeSettings
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
+from domino_jax.models.layers import Linear
 from domino_jax.recipe import rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.runtime.keys import Key
@@ -40,8 +44,16 @@ class BiasConfig(DrafterConfig):
     def matches(cls, raw, tensors):
         return cls.architecture in str(raw.get("architectures"))
 
+    @classmethod
+    def head_fields(cls, raw, nested):
+        return super().head_fields(raw, nested) | {"bias_rank": either(raw, nested, "bias_rank")}
+
+    def head_keys(self):
+        top, nested = super().head_keys()
+        return top, {**nested, "bias_rank": self.bias_rank}
+
     def head_module(self, dtype, whole):
-        return BiasHead(self, dtype, whole)
+        return MODULES[type(self)](self, dtype, whole)
 
 
 class BiasHead(Head):
@@ -58,23 +70,63 @@ class BiasHead(Head):
         return half
 
 
-@pytest.fixture
-def bias_head(monkeypatch):
-    monkeypatch.setitem(kinds.KINDS, "bias", BiasConfig)
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig(BiasConfig):
+    head, title, architecture = "memory", "Memory", "MemoryDraftModel"
+    tensor_names = {"backbone.": "", "head.": "memory."}
 
 
-def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(bias_head, tmp_path):
+class MemoryHead(Head):
+    def setup(self):
+        rank = self.config.bias_rank
+        self.predecessor, self.up = self.token_table(rank), self.last_matrix()
+        self.query = Linear(rank, dtype=self.dtype)
+        self.factors = self.param("factors", nn.initializers.ones, (2, rank))  # of keys and of values
+
+    def initial_state(self, *batch):
+        """Keys and values [*batch, 2, G, E], and how many there are [*batch]."""
+        return jnp.zeros((*batch, 2, self.config.block_size, self.config.bias_rank)), jnp.zeros(batch)
+
+    def hidden_half(self, z):
+        return self.query(z)
+
+    def step(self, state, x, half):
+        (memory, count), places = state, jnp.arange(self.config.block_size)
+        placed = (places == count[..., None])[..., None, :, None]
+        memory += placed * self._pairs(x)[..., :, None, :]
+        return (memory, count + 1), self._attend(half, memory, places <= count[..., None])
+
+    def codes_after(self, half, x):
+        memory = self._pairs(x).swapaxes(1, 2)[:, None]
+        return self._attend(half, memory, jnp.tri(x.shape[1], dtype=bool))
+
+    def _pairs(self, x):
+        return self.look_up(x)[..., None, :] * self.factors
+
+    def _attend(self, query, memory, readable):
+        keys, values = memory[..., 0, :, :], memory[..., 1, :, :]
+        scores = jnp.where(readable, jnp.einsum("...e,...se->...s", query, keys), -jnp.inf)
+        return jnp.einsum("...s,...se->...e", jax.nn.softmax(scores), values)
+
+
+MODULES = {BiasConfig: BiasHead, MemoryConfig: MemoryHead}
+
+
+@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.head)
+def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monkeypatch, tmp_path):
+    monkeypatch.setitem(kinds.KINDS, kind.head, kind)
     target, target_params = random_target()
     recipe = qwen3.get_config("target")
-    recipe.drafter.update({"head": "bias", "num_layers": 1, "target_layer_ids": (0,), "block_size": 4})
+    recipe.drafter.update({"head": kind.head, "num_layers": 1, "target_layer_ids": (0,), "block_size": 4})
     recipe.drafter.shift_label = True
-    rules.check(recipe, "dry_run", {"drafter.head", "drafter.bias.bias_rank"})
+    recipe.drafter[kind.head].bias_rank = 6
+    rules.check(recipe, "dry_run", {"drafter.head", f"drafter.{kind.head}.bias_rank"})
     config = drafter_config_of(recipe, target.config)
-    assert config.bias_rank == recipe.drafter.bias.bias_rank == 1
+    assert config.bias_rank == 6
     drafter = kinds.new_drafter(config)
     optimizer = make_optimizer("adamw")
     state = jax.jit(lambda key: init_state(drafter, optimizer, key))(jax.random.key(0))
-    before = np.asarray(state.params["head"]["up"]["kernel"])
+    before = jax.device_get(state.params["head"])
     step = make_train_step(
         target,
         drafter,
@@ -90,7 +142,9 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(bias_head,
     for _ in range(3):
         state, metrics = step(state, target_params, batch, jax.random.key(1))
         losses.append(float(metrics["loss"]))
-    assert losses[2] < losses[0] and abs(np.asarray(state.params["head"]["up"]["kernel"]) - before).max() > 0
+    assert losses[2] < losses[0]
+    changes = jax.tree.map(lambda old, new: abs(old - new).max(), before, jax.device_get(state.params["head"]))
+    assert min(jax.tree.leaves(changes)) > 0
 
     models = Models(target, target_params, drafter, state.params)
     generator = make_generator(models, tree=TreeSettings(nodes=6, lanes=2, candidates=4))
@@ -98,8 +152,15 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(bias_head,
     plain = texts(generator.generate(prompts, "autoregressive"))
     assert [texts(generator.generate(prompts, mode)) for mode in ("draft", "tree")] == [plain, plain]
 
+    block, known = jax.random.normal(jax.random.key(2), (2, 4, 32)), jnp.arange(8).reshape(2, 4)
+    halves, head, codes = models.head_hidden_half(block), models.head_start(2), []
+    for slot in range(4):
+        head, code = models.head_step(head, known[:, slot], halves[:, slot])
+        codes.append(code)
+    np.testing.assert_allclose(jnp.stack(codes, 1), models.head_codes(halves, known), rtol=1e-5, atol=1e-6)
+
     save_drafter(tmp_path, config, jax.device_get(state.params), "float32")
-    assert stored_head(tmp_path) == "bias"
+    assert stored_head(tmp_path) == kind.head
     again, params = load_drafter(tmp_path, target.config, np.float32)
-    assert again.to_dict() == config.to_dict() and isinstance(again, BiasConfig)
+    assert again.to_dict() == config.to_dict() and type(again) is kind
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(state.params))

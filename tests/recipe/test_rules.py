@@ -147,6 +147,13 @@ def test_what_a_training_asks_for_does_not_concern_the_other_commands():
 @pytest.mark.parametrize(
     ("head", "key", "value"),
     [
+        *(
+            (head, f"train.{key}", value)
+            for head in ("eagle3", "medusa")
+            for key, value in (("gamma", 4.0), ("num_anchors", 8), ("lambda_start", 0.0), ("lambda_decay_ratio", 0.5))
+        ),
+        *((head, "train.lambda_start", 0.0) for head in ("none", "markov", "dflash2", "xpress")),
+        ("medusa", "train.remat", True),
         ("markov", "drafter.domino.emb_dim", 64),
         ("domino", "drafter.markov.rank", 64),
         ("none", "drafter.eagle3.passes", 3),
@@ -164,8 +171,20 @@ def test_a_key_of_the_command_line_that_the_drafter_does_not_read_is_refused(hea
 
 def test_a_key_of_its_own_section_is_read():
     for head, kind in KINDS.items():
-        set_keys = {"drafter.head", *(f"drafter.{head}.{name}" for name in kind.recipe_keys)}
+        set_keys = {"drafter.head", "train.loss", *(f"drafter.{head}.{name}" for name in kind.recipe_keys)}
         passes({"drafter.head": head}, set_keys=set_keys)
+
+
+def test_a_loss_is_given_only_the_keys_that_it_reads():
+    curriculum, decay = {"train.lambda_start", "train.lambda_decay_ratio"}, {"train.gamma"}
+    passes({}, set_keys=curriculum | decay)
+    for head in ("markov", "dflash2", "xpress"):
+        passes({"drafter.head": head}, set_keys=decay)
+        passes({"drafter.head": head, "train.loss": "cross_entropy"}, set_keys=curriculum | decay)
+    passes({**EAGLE3, "train.remat": True}, set_keys={"train.remat"})
+    weighted = {"train.dpace_alpha": 0.5}
+    passes(weighted)  # a recipe's γ is replaced
+    assert "train.dpace_alpha replaces the decay" in refusal(weighted, set_keys=decay)
 
 
 @pytest.mark.parametrize("head", KINDS)

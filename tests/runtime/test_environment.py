@@ -1,12 +1,18 @@
 """environment.py: enough to know under what a run ran, and no secret."""
 
+import io
 import json
 import subprocess
 
 import jax
+import numpy as np
 import pytest
 
-from domino_jax.runtime.environment import VARIABLES, git_state, write_environment
+import domino_jax
+from domino_jax.method.blocks import sample_anchors
+from domino_jax.recipe import cli
+from domino_jax.runtime.environment import SETTINGS, VARIABLES, git_state, write_environment
+from domino_jax.runtime.errors import DominoError
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
 
@@ -55,3 +61,36 @@ def test_a_checkouts_commit_and_whether_it_was_changed(checkout):
     installed.mkdir()
     (installed / "__init__.py").write_text("")
     assert git_state(installed) is None
+
+
+OTHERS = dict(zip(SETTINGS, (True, "strict", "raise", "rbg", False, 7, True), strict=True))  # as variables may set them
+
+
+def test_a_command_has_its_own_settings_of_jax_and_prints_every_letter(monkeypatch):
+    """So the anchors of a row, too, do not follow the rows beside it, as random numbers by rbg would."""
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", printed)
+    mask, ids, seen = np.ones((4, 40), np.float32), np.arange(4, dtype=np.int32), {}
+
+    def main(flags):
+        seen.update({name: jax.config.values[name] for name in SETTINGS})
+        key = jax.random.key(42)
+        alone = [sample_anchors(key, mask[:1], ids[row : row + 1], 8)[0][0] for row in ids]
+        np.testing.assert_array_equal(sample_anchors(key, mask, ids, 8)[0], np.stack(alone))
+        print("τ 3.5")
+
+    try:
+        for name, value in OTHERS.items():
+            jax.config.update(name, value)
+        with pytest.raises(SystemExit) as left:
+            cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
+    finally:
+        for name, value in SETTINGS.items():
+            jax.config.update(name, value)
+    printed.flush()
+    assert not left.value.code and seen == SETTINGS and printed.buffer.getvalue() == b"? 3.5\n"
+
+
+def test_load_refuses_float64(tmp_path):
+    with jax.enable_x64(True), pytest.raises(DominoError, match="jax_enable_x64 is on"):
+        domino_jax.load(str(tmp_path))

@@ -151,6 +151,7 @@ def test_a_folder_without_weights_is_refused_and_a_pipe_in_their_place_does_not_
         (b'{"a": 1', "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (b'{"a":' * 100_000, "not valid JSON"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "nested too deeply"),
         (b"", "not valid JSON"),
     ],
 )

@@ -85,7 +85,7 @@ class Eagle3Config(Kind, DecoderConfig):
         "draft_vocab_size": Key(32_000, least=1, shape=True),
         "passes": Key(7, least=1),  # of the training-time test
     }
-    reads = ("intermediate_size", "target_layer_ids")
+    reads = ("intermediate_size", "target_layer_ids", "remat")
     copies = {"embed_tokens.weight": EMBEDDING}
     num_drafts = CHAIN
     most_drafts = LONGEST_CHAIN
@@ -245,8 +245,9 @@ class Eagle3Config(Kind, DecoderConfig):
 
     @classmethod
     def for_recipe(cls, recipe: Any, target: Qwen3Config, shared: dict[str, Any]) -> "Eagle3Config":
-        size, shape = recipe.drafter.eagle3.draft_vocab_size, {name: recipe.drafter[name] for name in cls.reads}
-        return cls.for_target(target, draft_vocab_size=size, **shape)
+        drafter = recipe.drafter
+        shape = {name: drafter[name] for name in cls.reads if name in drafter}
+        return cls.for_target(target, draft_vocab_size=drafter.eagle3.draft_vocab_size, **shape)
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Eagle3Settings:

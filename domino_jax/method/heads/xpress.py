@@ -158,8 +158,8 @@ class XpressHead(Head):
         self.mix = self.param("mix", nn.initializers.zeros, (rank, c.block_size, c.block_size))
 
     def initial_state(self, *batch: int) -> jax.Array:
-        """The vectors a_j of all slots, those that are not known zero: float32 [*batch, G·E]."""
-        return jnp.zeros((*batch, self.config.block_size * self.config.xpress_rank), jnp.float32)
+        """The vectors a_j of all slots, those that are not known zero: float32 [*batch, G, E]."""
+        return jnp.zeros((*batch, self.config.block_size, self.config.xpress_rank), jnp.float32)
 
     def hidden_half(self, z: Hidden) -> jax.Array:
         """z [B, G, D] → [B, G, 2E + G]: D_h z_k, D_g g, and the number of the slot as a one-hot row."""
@@ -171,9 +171,9 @@ class XpressHead(Head):
     def step(self, state: jax.Array, x: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
         vector, slot = self._vector(half, x), half[..., 2 * self.config.xpress_rank :].astype(jnp.float32)
         placed = slot[..., :, None] * vector[..., None, :]
-        state = jax.lax.optimization_barrier(state + placed.reshape(*vector.shape[:-1], -1))  # as in the Domino head
+        state = jax.lax.optimization_barrier(state + placed)  # as in the Domino head
         row = jnp.einsum("...k,ckj->...jc", slot, jnp.tril(self.mix))
-        return state, self._code(vector + jnp.sum(row * state.reshape(placed.shape), axis=-2))
+        return state, self._code(vector + jnp.sum(row * state, axis=-2))
 
     def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
         vectors = self._vector(half, x)
@@ -243,8 +243,7 @@ class XpressObjective(Objective):
                 logits.append(outputs.base.at[..., config.first_slot :, :].add(head.residual(codes)))
             return outputs._replace(extra=(logits[1:], jnp.broadcast_to(decay, z.shape[:-1])))
 
-        states = usual.states, before[..., : 1 + config.lead]
-        return Parts(refined, models.drafter_params["head"], usual.inputs, states)
+        return usual._replace(outputs_of=refined, states=(usual.states, before[..., : 1 + config.lead]))
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         settings, valid, (rounds, decay) = self.settings, labels.label_weights, outputs.extra

@@ -1,0 +1,93 @@
+"""Every head takes a step with every loss that the rules of recipes let it have, and all of the drafter learns."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import qwen3
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.kinds import KINDS, new_drafter
+from domino_jax.method.optimizer import make_optimizer
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step
+from domino_jax.recipe import rules
+from domino_jax.recipe.builders import drafter_config_of, loss_settings
+from domino_jax.runtime.errors import DominoError
+from tests.helpers.decoding_models import random_target
+from tests.helpers.models import random_params, random_tokens
+
+SMALL = {
+    "domino": {"emb_dim": 8, "gru_hidden_dim": 16},
+    **{head: {"rank": 8} for head in ("markov", "dflash2", "xpress")},
+    "eagle3": {"draft_vocab_size": 40, "passes": 2},
+    "medusa": {"num_heads": 2},
+}
+TRAIN = {"loss": ("own", "cross_entropy"), "dpace_alpha": (None, 0.5), "head_tokens": ("text", "drafts")}
+
+
+def recipe_of(head: str, **train):
+    recipe = qwen3.get_config("target")
+    recipe.drafter.update({"head": head, "num_layers": 1, "block_size": 4})
+    recipe.drafter.target_layer_ids = (0, 1, 2) if head == "eagle3" else (0,)
+    recipe.drafter.update({name: values for name, values in SMALL.items() if name == head})
+    recipe.train.update({"num_anchors": 4, **train})
+    return recipe
+
+
+def is_allowed(head: str, train: dict) -> bool:
+    try:
+        rules.check(recipe_of(head, **train), "dry_run")
+    except DominoError:
+        return False
+    return True
+
+
+def cases():
+    """(head, train section): every different loss of a head, without other choices and with all that it can have."""
+    for head in KINDS:
+        choices = [dict(zip(TRAIN, values, strict=True)) for values in itertools.product(*TRAIN.values())]
+        allowed = [train for train in choices if is_allowed(head, train)]
+        by_loss = [[train for train in allowed if train["loss"] == loss] for loss in TRAIN["loss"]]
+        ends = [group[place] for group in by_loss if group for place in (0, -1)]
+        yield from (
+            (head, train) for train in {loss_settings(recipe_of(head, **train)): train for train in ends}.values()
+        )
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize(
+    ("head", "train"), CASES, ids=[f"{head}-{'-'.join(map(str, t.values()))}" for head, t in CASES]
+)
+def test_a_step_moves_every_parameter(head, train):
+    recipe, (target, target_params) = recipe_of(head, **train), random_target(layers=4)
+    drafter, optimizer = new_drafter(drafter_config_of(recipe, target.config)), make_optimizer("adamw")
+    shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    params = random_params(shapes, 1)
+    state = jax.jit(lambda key: init_state(drafter, optimizer, key))(jax.random.key(0))
+    state = state.replace(params=jax.tree.map(jnp.copy, params))
+    step = make_train_step(
+        target,
+        drafter,
+        optimizer,
+        num_anchors=recipe.train.num_anchors,
+        learning_rate=lambda step: 1e-2,
+        curriculum=lambda step: 0.5,
+        settings=loss_settings(recipe),
+    )
+    tokens = random_tokens((2, 16), vocab=target.config.vocab_size - 1)
+    batch = {"tokens": tokens, "loss_mask": jnp.ones(tokens.shape), "row_ids": jnp.arange(2, dtype=jnp.int32)}
+    state, metrics = step(state, target_params, batch, jax.random.key(1))
+    assert np.isfinite(metrics["loss"]) and metrics["loss"] > 0
+    still = jax.tree.map(lambda old, new: bool((old == new).all()), params, state.params)
+    assert not [jax.tree_util.keystr(path) for path, value in jax.tree.leaves_with_path(still) if value]
+
+
+def test_each_head_has_a_case():
+    assert {head for head, _ in CASES} == set(KINDS)
+    own = {head for head, kind in KINDS.items() if kind.own_loss}
+    assert own <= {head for head, train in CASES if train["loss"] == "cross_entropy"}
