@@ -38,14 +38,15 @@ def fingerprint(files: Sequence[DataFile], encoder: RowEncoder) -> str:
     parts = {
         "format": FORMAT,
         "files": [file.digest for file in files],
-        "tokenizer": _tokenizer_digest(encoder.tokenizer),
+        "tokenizer": tokenizer_digest(encoder.tokenizer),
         "max_length": encoder.max_length,
         "thinking": encoder.thinking,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _tokenizer_digest(tokenizer: Any) -> str:
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Hex digits that change with the ids that texts and conversations become; "" without a tokenizer."""
     if tokenizer is None:
         return ""
     parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, tokenizer.encode(PROBE)]

@@ -60,7 +60,7 @@ def rows_file(target, shared, tmp_path):
 
 
 def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE):
-    files = regenerate.files_of(prompts, path, "a target", target.stop_ids, settings, processes)
+    files = regenerate.files_of(prompts, path, {"weights": "w"}, settings, processes)
     regenerate.regenerate_rows(target, prompts, files, settings, drafter_path)
 
 

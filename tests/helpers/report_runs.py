@@ -11,8 +11,8 @@ from tests.helpers.decoding_models import decode_settings_of, random_models
 SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=16, cache_length=64)
 INFO = RunInfo(
     SETTINGS,
-    "TARGET",
-    "DRAFTER",
+    {"path": "TARGET"},
+    {"path": "DRAFTER"},
     PromptSource("PROMPTS"),
     settings=SETTINGS,
     drafter_config=random_models(3).drafter.config,
