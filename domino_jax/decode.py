@@ -52,7 +52,7 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, target_identity
-from domino_jax.weights.loading import LoadedTarget, keep_compiled
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 
 def main(flags: cli.Flags) -> None:
@@ -71,6 +71,7 @@ def main(flags: cli.Flags) -> None:
     # 3. The settings.
     path = None if config.decode.compare else config.drafter.path
     settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
+    use_exact_matmuls(settings.dtype)
     made_up = functools.partial(drafter_config_of, config)
     loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):

@@ -54,7 +54,7 @@ from domino_jax.training.step_clock import StepClock
 from domino_jax.weights import formats, hf
 from domino_jax.weights.draft_vocab import order_bytes
 from domino_jax.weights.identity import target_identity
-from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, use_exact_matmuls
 from domino_jax.weights.target import read_target_config
 
 
@@ -79,6 +79,7 @@ def main(flags: cli.Flags) -> int | None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_run(workdir))
         refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
+        use_exact_matmuls(target.dtype)
         keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         sharding.check_rows(mesh, train.batch_size, train.accumulate)

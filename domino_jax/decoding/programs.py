@@ -25,6 +25,20 @@ from domino_jax.runtime.errors import DominoError
 SMALLEST_BUCKET = 16
 
 
+def exact(program: Callable) -> Callable:
+    """The program, whose first argument is Models, with exact products where their type is float32.
+
+    GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck.
+    """
+
+    def exactly(models: Models, *arguments: Any, **choices: Any) -> Any:
+        precision = "highest" if models.target.dtype == np.float32 else jax.config.jax_default_matmul_precision
+        with jax.default_matmul_precision(precision):
+            return program(models, *arguments, **choices)
+
+    return exactly
+
+
 @dataclasses.dataclass
 class Clock:
     """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
@@ -75,7 +89,7 @@ class Programs:
             choices = {"isolated": settings.fixed_shape, "simulate_tau": settings.simulate_tau}
             drafting = self.drafting(mode, drafts)
             round_ = functools.partial(speculative_round, sampling=settings.sampling, settings=drafting, **choices)
-        return functools.partial(run_rounds, round_)
+        return exact(functools.partial(run_rounds, round_))
 
     def drafting(self, mode: str, drafts: int | None = None) -> DraftSettings:
         """DecodeSettings.drafting_of for this drafter."""
@@ -105,7 +119,7 @@ class Programs:
         earlier: caches and how many of their rows to start from, or nothing.
         """
         shape = {"slots": slots, "buffer": self.settings.max_new_tokens}
-        return prefill(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
+        return exact(prefill)(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
 
     def dispatch(
         self,

@@ -41,7 +41,7 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder
 from domino_jax.weights.drafter import EXPORT_DTYPE
 from domino_jax.weights.identity import drafter_identity
-from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target
+from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target, use_exact_matmuls
 from domino_jax.weights.random_weights import made_up_prompts
 from domino_jax.weights.target import read_target_config
 
@@ -244,6 +244,7 @@ def decode_trained(
     Returns the report.
     """
     requested = final_settings(config, drafter_config.head)
+    use_exact_matmuls(requested.dtype)
     target = cast_target(loaded, requested.dtype)
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):

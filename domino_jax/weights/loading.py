@@ -57,7 +57,6 @@ def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarge
     sharding: where the weights go (target.Sharding); this process' first device when None. Of a sharded weight
     a host reads what its devices hold.
     """
-    use_exact_matmuls(dtype)
     folder = hf.resolve_folder(path)
     config, params = target.load_target(folder, np.dtype(dtype), sharding)
     model = Qwen3(config, np.dtype(dtype))
@@ -74,7 +73,7 @@ def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarge
 
 
 def use_exact_matmuls(dtype: str) -> None:
-    """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck."""
+    """For commands, which own their process: float32 products are exact in all of it (see programs.exact)."""
     if dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -101,7 +100,6 @@ def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
     """The same target in another dtype; itself when it has that one already."""
     if np.dtype(dtype) == np.dtype(loaded.model.dtype):
         return loaded
-    use_exact_matmuls(dtype)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), loaded.params)
     return dataclasses.replace(loaded, model=Qwen3(loaded.model.config, np.dtype(dtype)), params=params)
 
