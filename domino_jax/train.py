@@ -225,7 +225,12 @@ def evaluation_of(
         layout = EvaluationLayout(mesh, loaded.model.config, drafter)
     if config.eval.every:
         evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
-    check_final(config, loaded, drafter)
+    prompts = [*(evaluate.prompts if evaluate else ()), *check_final(config, loaded, drafter)]
+    if learned := batches.rows.count_evaluated(prompts):
+        say(
+            f"warning: {learned} of {len(batches.rows)} rows in {config.data.train} have prompts that are also in"
+            f" {config.eval.prompts}: τ will be too high. Take them out of one of the files."
+        )
     return layout, evaluate
 
 

@@ -227,13 +227,13 @@ def final_prompts(
     return prompts_with_room([generator], prepare_prompts(rows, codec), codec, config.data.skip_bad_rows), source
 
 
-def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> None:
-    """Refuses prompts that `decode_trained` could not use, before hours of training."""
+def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple[int, ...]]:
+    """The ids of the prompts of `decode_trained`; those it could not use are refused before hours of training."""
     if not config.eval.final or jax.process_count() > 1:
-        return
+        return []
     settings = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config)
     models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
-    final_prompts(config, loaded, models, settings)
+    return [prompt.token_ids for prompt in final_prompts(config, loaded, models, settings)[0]]
 
 
 def decode_trained(
