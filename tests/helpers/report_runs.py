@@ -70,7 +70,7 @@ def info_with(**settings) -> RunInfo:
 # The recipe of a training run, as its config.json holds it.
 RECIPE = {
     "seed": 42,
-    "target": {"path": "some/target"},
+    "target": {"path": "some/target", "dtype": "bfloat16"},
     "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320, "layout": "pad"},
     "train": {
         **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
