@@ -59,8 +59,8 @@ def rows_file(target, shared, tmp_path):
     return path
 
 
-def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE):
-    files = regenerate.files_of(prompts, path, {"weights": "w"}, settings, processes)
+def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE, weights="w"):
+    files = regenerate.files_of(prompts, path, {"weights": weights}, settings, processes)
     regenerate.regenerate_rows(target, prompts, files, settings, drafter_path)
 
 
@@ -99,6 +99,7 @@ def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file
         ({"seed": 3}, PROMPTS, "seed: 0 before, 3 now"),
         ({"sampling": SamplingParams(0.5)}, PROMPTS, "temperature: 0.0 before, 0.5 now"),
         ({}, PROMPTS[:4], "prompts_sha256"),
+        ({"dtype": "bfloat16"}, PROMPTS, "target.dtype: 'float32' before, 'bfloat16' now"),
     ],
 )
 def test_a_file_made_with_something_else_is_refused(target, rows_file, changes, prompts, expected):

@@ -36,6 +36,8 @@ def one_program_and_played_evaluations():
     def measure(params, between, progress):
         return {"eval_tau": 3.0 if saved[-1] == 4 else 2.0}
 
+    measure.prompts = []
+
     def once(make):
         made = []
         return lambda *arguments: (made or made.append(make(*arguments)) or made)[0]
