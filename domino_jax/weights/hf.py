@@ -284,7 +284,7 @@ def write_folder(folder: str | Path, tensors: Mapping[str, np.ndarray], config: 
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             raise DataError(f"tensor {quote(name)} holds NaN or an infinity; it is not written.")
-    in_order = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}  # safetensors reads the buffer
+    in_order = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}  # safetensors reads the buffer
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     write_whole(folder / SINGLE, safetensors.numpy.save(in_order, {"format": "pt"}))
