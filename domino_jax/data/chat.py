@@ -263,17 +263,13 @@ class _Template:
         variables = {"add_generation_prompt": ask, "enable_thinking": self.thinking, **self.variables}
         try:
             if not self.today and "strftime_now" in str(self.tokenizer.chat_template):
-                variables["chat_template"] = self._dated()
+                tools = self.variables["tools"] if "tools" in self.variables else None
+                variables["chat_template"] = _CLOCK + self.tokenizer.get_chat_template(None, tools)
+                if multiprocessing.parent_process() is None:  # not once more in every process that reads rows
+                    warn_once(log, f"the chat template writes today's date; rows and prompts of files have {DATE}.")
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except Exception as error:  # a template is a program of the folder and may raise anything
             raise DataError(f"{self.where}: the chat template refuses the messages ({first_line(error)}).") from error
-
-    def _dated(self) -> str:
-        """The template with DATE for today's date."""
-        if multiprocessing.parent_process() is None:  # not once more in every process that reads rows
-            warn_once(log, f"the chat template writes today's date; rows and prompts of files have {DATE} instead.")
-        tools = self.variables["tools"] if "tools" in self.variables else None
-        return _CLOCK + self.tokenizer.get_chat_template(None, tools)
 
 
 def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat, today: bool = False) -> _Template:

@@ -104,8 +104,7 @@ class TrainingRows:
         )
         #: rows left out because their prompt is held out
         self.num_held_out = int(left_out.sum())
-        #: usable rows whose prompt evaluates the drafter all the same (count_evaluated)
-        self.num_evaluated = 0
+        self.num_evaluated = 0  # of count_evaluated
         #: ids of the usable rows, int64
         self.usable = np.flatnonzero(index.usable & ~left_out)
 
@@ -124,7 +123,7 @@ class TrainingRows:
         return self.num_read - self.num_held_out - len(self)
 
     def count_evaluated(self, prompts: Iterable[Sequence[int]]) -> int:
-        """Sets and returns num_evaluated; prompts: token ids of those that evaluate the drafter."""
+        """Counts usable rows with the token ids of prompts that evaluate the drafter all the same."""
         hashes = [prompt_hash(np.asarray(ids)) for ids in prompts]
         self.num_evaluated = int(np.isin(self._index.prompt_hashes[self.usable], hashes).sum())
         return self.num_evaluated

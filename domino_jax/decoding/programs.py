@@ -25,20 +25,6 @@ from domino_jax.runtime.errors import DominoError
 SMALLEST_BUCKET = 16
 
 
-def exact(program: Callable) -> Callable:
-    """The program, whose first argument is Models, with exact products where their type is float32.
-
-    GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck.
-    """
-
-    def exactly(models: Models, *arguments: Any, **choices: Any) -> Any:
-        precision = "highest" if models.target.dtype == np.float32 else jax.config.jax_default_matmul_precision
-        with jax.default_matmul_precision(precision):
-            return program(models, *arguments, **choices)
-
-    return exactly
-
-
 @dataclasses.dataclass
 class Clock:
     """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
@@ -89,7 +75,7 @@ class Programs:
             choices = {"isolated": settings.fixed_shape, "simulate_tau": settings.simulate_tau}
             drafting = self.drafting(mode, drafts)
             round_ = functools.partial(speculative_round, sampling=settings.sampling, settings=drafting, **choices)
-        return exact(functools.partial(run_rounds, round_))
+        return functools.partial(run_rounds, round_)
 
     def drafting(self, mode: str, drafts: int | None = None) -> DraftSettings:
         """DecodeSettings.drafting_of for this drafter."""
@@ -119,7 +105,7 @@ class Programs:
         earlier: caches and how many of their rows to start from, or nothing.
         """
         shape = {"slots": slots, "buffer": self.settings.max_new_tokens}
-        return exact(prefill)(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
+        return prefill(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
 
     def dispatch(
         self,
@@ -167,7 +153,10 @@ class Programs:
             begin = time.perf_counter()
             layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
             program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
-            self.compiled[key] = program.lower(*arguments).compile()
+            # float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck.
+            exact = "highest" if self.settings.dtype == "float32" else jax.config.jax_default_matmul_precision
+            with jax.default_matmul_precision(exact):
+                self.compiled[key] = program.lower(*arguments).compile()
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         result = jax.block_until_ready(self.compiled[key](*arguments))

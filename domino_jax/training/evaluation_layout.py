@@ -65,11 +65,7 @@ def _moved(params: Any, place: Callable, matrices: np.dtype | None) -> Any:
 @functools.lru_cache(maxsize=256)
 def mover(where: NamedSharding, dtype: np.dtype, rounded: bool) -> Callable[[jax.Array], jax.Array]:
     """A jitted copy of an array to another place and type; over several processes, too. rounded: to EXPORT_DTYPE."""
-
-    def move(leaf: jax.Array) -> jax.Array:
-        if rounded:  # XLA may leave out a cast to bfloat16 and back
-            kind = jnp.finfo(EXPORT_DTYPE)
-            leaf = jax.lax.reduce_precision(leaf, kind.nexp, kind.nmant)
-        return leaf.astype(dtype)
-
-    return jax.jit(move, out_shardings=where)
+    bits = jnp.finfo(EXPORT_DTYPE if rounded else dtype)  # XLA may leave out a cast to bfloat16 and back
+    return jax.jit(
+        lambda leaf: jax.lax.reduce_precision(leaf, bits.nexp, bits.nmant).astype(dtype), out_shardings=where
+    )

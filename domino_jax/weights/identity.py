@@ -32,8 +32,6 @@ PIECE = 1 << 22  # bytes
 YOUNG = 2_000_000_000  # nanoseconds
 UNREAD = ("_name_or_path", "transformers_version", "auto_map")  # keys of config.json that decide nothing
 
-TensorDigests = dict[str, str]  # by the tensor's name
-
 
 def target_identity(path: str | Path) -> dict[str, Any]:
     """JSON values that are equal for two targets iff they answer alike; with the config alone where weights are absent.
@@ -62,57 +60,57 @@ def _digest_folder(folder: Path, config: str) -> str:
     stored = [*tensors.values(), *(read_header(order).values() if order.is_file() else ())]
     digests = _digest_files({one.path for one in stored})
     parts = sorted([one.name, one.dtype, one.shape, digests[one.path][one.name]] for one in stored)
-    return _sha256(json.dumps([config, parts]))
+    return hashlib.sha256(json.dumps([config, parts]).encode()).hexdigest()[:DIGITS]
 
 
-def _digest_files(paths: Collection[Path]) -> dict[Path, TensorDigests]:
-    """The digests of the tensors of safetensors files, whose headers were checked before (read_header)."""
-    known = {path: _read_kept(path) for path in paths}
-    states = {path: _state(path) for path in paths if known[path] is None}
-    work = [(path, name, *span) for path in states for name, span in _spans(path).items()]
-    known |= {path: {} for path in states}
+def _digest_files(paths: Collection[Path]) -> dict[Path, dict[str, str]]:
+    """By file and name, the digests of the tensors of files whose headers were checked before (read_header)."""
+    digests = {path: _read_record(path) for path in paths}
+    states = {path: _state(path) for path in paths if not digests[path]}
+    digests |= {path: {} for path in states}
+    work = [(path, *entry) for path in states for entry in _places(path)]
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as threads:
         with Progress("reading weights for the identity of the model", len(work), after=PATIENCE) as progress:
             for (path, name, *_), digest in zip(work, threads.map(lambda one: _digest_bytes(*one), work), strict=True):
-                known[path][name] = digest
+                digests[path][name] = digest
                 progress.advance(1)
     for path, state in states.items():
         if state == _state(path) and time.time_ns() - state[1] > YOUNG:
             with contextlib.suppress(OSError):
-                _kept(path).parent.mkdir(exist_ok=True)
-                write_json(_kept(path), {"state": state, "tensors": known[path]})
-    return known
+                _record(path).parent.mkdir(exist_ok=True)
+                write_json(_record(path), {"state": state, "tensors": digests[path]})
+    return digests
 
 
-def _spans(path: Path) -> dict[str, tuple[int, int]]:
-    """The first byte of every tensor in the file, and the one after its last."""
+def _places(path: Path) -> list[tuple[str, int, int]]:
+    """Name, first byte and size of every tensor in a file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    return {name: tuple(8 + size + place for place in entry["data_offsets"]) for name, entry in header.items()}
+    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return [(name, 8 + size + start, end - start) for name, (start, end) in spans.items()]
 
 
-def _digest_bytes(path: Path, name: str, start: int, end: int) -> str:
+def _digest_bytes(path: Path, name: str, start: int, size: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         file.seek(start)
-        while start < end and (piece := file.read(min(PIECE, end - start))):
+        while size and (piece := file.read(min(PIECE, size))):
             digest.update(piece)
-            start += len(piece)
+            size -= len(piece)
     return digest.hexdigest()
 
 
-def _read_kept(path: Path) -> TensorDigests | None:
-    """The digests that an earlier start kept, None where the file has changed or none are kept."""
+def _read_record(path: Path) -> dict[str, str]:
+    """The digests that an earlier start kept; none where the file has changed."""
     try:
-        record = read_json(_kept(path))
-        return record["tensors"] if record["state"] == _state(path) else None
+        record = read_json(_record(path))
+        return record["tensors"] if record["state"] == _state(path) else {}
     except (DataError, OSError, KeyError):
-        return None
+        return {}
 
 
-def _kept(path: Path) -> Path:
+def _record(path: Path) -> Path:
     return cache_folder() / "digests" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
 
 
@@ -120,7 +118,3 @@ def _state(path: Path) -> list[int]:
     """Size and times of a file; the last one also changes when another file gets this size and date."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]

@@ -73,7 +73,7 @@ def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarge
 
 
 def use_exact_matmuls(dtype: str) -> None:
-    """For commands, which own their process: float32 products are exact in all of it (see programs.exact)."""
+    """For commands, which own their process: float32 products are exact in all of it (see Programs.run)."""
     if dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")
 
