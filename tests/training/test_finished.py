@@ -16,7 +16,8 @@ from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import read_rows
-from tests.helpers.train_runs import arguments, interrupted, losses, start, weights
+from domino_jax.weights.identity import target_identity
+from tests.helpers.train_runs import GOLDEN, arguments, interrupted, losses, start, weights
 
 
 @pytest.fixture
@@ -92,7 +93,8 @@ def copy(workdir, tmp_path):
 
 def test_the_marker_names_the_step_and_the_export(whole):
     marker = json.loads((whole / "finished.json").read_text())
-    assert marker == {"step": 8, "processes": 1, "exported_step": 4}
+    target = target_identity(GOLDEN / "target")
+    assert marker == {"step": 8, "processes": 1, "exported_step": 4, "target": target}
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
