@@ -162,7 +162,8 @@ def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_i
     assert start(command(files, workdir, config__eval__final=True)) == 0
     assert "exported the drafter of step 4" in capsys.readouterr().out
     assert weights(workdir) == weights(whole)
-    np.testing.assert_array_equal(jax.tree.leaves(decoded[0])[0], first[4])
+    rounded = first[4].astype("bfloat16").astype("float32")  # as in the export
+    np.testing.assert_array_equal(jax.tree.leaves(decoded[0])[0], rounded)
 
     # Without that checkpoint's weights the last step is all there is.
     largest = max((workdir / "checkpoints" / "4" / "state").rglob("*"), key=lambda path: path.stat().st_size)
