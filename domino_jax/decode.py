@@ -32,7 +32,7 @@ from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import refuse_other_run
-from domino_jax.evals.run_info import RunInfo
+from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import (
@@ -41,6 +41,7 @@ from domino_jax.recipe.decoding import (
     fit_to_drafter,
     prompt_source,
     read_rows,
+    report_limit,
 )
 from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime import distributed
@@ -48,8 +49,10 @@ from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
+from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
-from domino_jax.weights.loading import LoadedTarget, keep_compiled
+from domino_jax.weights.identity import drafter_identity, target_identity
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 
 def main(flags: cli.Flags) -> None:
@@ -68,6 +71,7 @@ def main(flags: cli.Flags) -> None:
     # 3. The settings.
     path = None if config.decode.compare else config.drafter.path
     settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
+    use_exact_matmuls(settings.dtype)
     made_up = functools.partial(drafter_config_of, config)
     loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):
@@ -77,9 +81,9 @@ def main(flags: cli.Flags) -> None:
 
         # 4. The output: a finished one is shown. Every process looks, so that each refuses what it finds; process 0
         # may be the only one to see the files.
-        output, info = Path(flags.output).expanduser(), run_info(flags, settings)
+        output, source = Path(flags.output).expanduser(), prompt_source(flags)
         folders = check_output(flags)
-        shown = show_finished(output, info, COMPARISON if folders else REPORT)
+        shown = show_finished(flags, settings, output, source)
         if from_primary(lambda: shown):
             return
         if distributed.is_primary():
@@ -88,7 +92,10 @@ def main(flags: cli.Flags) -> None:
         # 5. Target and prompts.
         loaded = loader.target()
         codec = TextCodec(loaded.tokenizer, settings.thinking)
-        prompts = prepare_prompts(read_rows(info.source, config, loaded), codec)
+        rows, source = read_rows(source, config, loaded.tokenizer)
+        report_limit(source, len(rows))
+        info = run_info(flags, settings, source, loaded.identity)
+        prompts = prepare_prompts(rows, codec)
         fitting = functools.partial(prompts_with_room, codec=codec, skip_bad=config.data.skip_bad_rows)
 
         # 6. Drafters, decoding and the report.
@@ -132,13 +139,16 @@ def memory_refused(settings: DecodeSettings):
         ) from error
 
 
-def run_info(flags: cli.Flags, settings: DecodeSettings) -> RunInfo:
-    """What the flags and the recipe say about the run."""
-    config = flags.config
-    drafter = config.drafter.path or "" if needs_drafter(settings.modes) else None
+def run_info(flags: cli.Flags, settings: DecodeSettings, source: PromptSource, identity: dict) -> RunInfo:
+    """What the flags, the recipe and the folders say about the run; identity: the target's."""
+    config, drafter = flags.config, None
     if config.decode.compare:
-        drafter = tuple(config.decode.compare)
-    return RunInfo(settings, config.target.path, drafter, prompt_source(flags))
+        paths = list(config.decode.compare)
+        drafter = {"paths": paths, "weights": [drafter_identity(path)["weights"] for path in paths]}
+    elif needs_drafter(settings.modes):
+        path = config.drafter.path or ""
+        drafter = {"path": path, **(drafter_identity(path) if path else {})}
+    return RunInfo(settings, {"path": config.target.path, **identity}, drafter, source)
 
 
 def check_output(flags: cli.Flags) -> dict[str, str]:
@@ -159,11 +169,15 @@ def check_output(flags: cli.Flags) -> dict[str, str]:
     return folders
 
 
-def show_finished(output: Path, info: RunInfo, name: str) -> bool:
+def show_finished(flags: cli.Flags, settings: DecodeSettings, output: Path, source: PromptSource) -> bool:
     """Shows the report that `output` already holds, if any. A finished run of something else is refused."""
+    name = COMPARISON if flags.config.decode.compare else REPORT
     finished = read_report(output, name)
     if finished is None:
         return False
+    path = flags.config.target.path
+    _, source = read_rows(source, flags.config, hf.load_tokenizer(hf.resolve_folder(path)))
+    info = run_info(flags, settings, source, target_identity(path))
     refuse_other_run(output, "a finished decoding", finished, info.origin())
     print(f"{output} holds a finished decoding; this is its report. Choose another --output to decode again.")
     if name == REPORT:

@@ -14,7 +14,6 @@ devices, which split the target's weights.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -27,7 +26,7 @@ import jax
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import read_prompts
+from domino_jax.data.prompts import digest_rows, read_prompts
 from domino_jax.decoding.conversations import (
     Answerer,
     Conversation,
@@ -46,20 +45,14 @@ from domino_jax.recipe import cli, rules
 from domino_jax.recipe.decoding import fit_to_drafter
 from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
-from domino_jax.runtime.agreement import barrier
+from domino_jax.runtime.agreement import barrier, refuse_differences
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.drafter import stored_head
-from domino_jax.weights.loading import (
-    LoadedTarget,
-    keep_compiled,
-    load_models,
-    load_target,
-    read_stop_ids,
-    read_target_config,
-    read_target_identity,
-)
+from domino_jax.weights.identity import target_identity
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_models, load_target
+from domino_jax.weights.target import read_target_config
 
 
 def main(flags: cli.Flags) -> None:
@@ -83,8 +76,8 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
     settings = settings_of(config, set_keys)
     processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
-    identity = read_target_identity(config.target.path, config.target.dtype)
-    files = files_of(rows, output, identity, read_stop_ids(config.target.path), settings, processes)
+    files = files_of(rows, output, target_identity(config.target.path), settings, processes)
+    refuse_differences({"what the answers are made with": json.dumps(files.made_with)})
     if files.is_finished():
         say(f"{output} holds all {len(rows)} answers already.")
         return
@@ -145,8 +138,7 @@ def own_devices() -> list[jax.Device]:
 def files_of(
     rows: Sequence[Mapping[str, Any]],
     output: Path,
-    identity: str,
-    stop_ids: Sequence[int],
+    identity: Mapping[str, Any],
     settings: DecodeSettings,
     processes: ProcessGroup,
 ) -> AnswerFiles:
@@ -155,9 +147,8 @@ def files_of(
     Batch size, drafter and processes change nothing.
     """
     made_with = {
-        "prompts_sha256": hashlib.sha256(json.dumps([dict(row) for row in rows], sort_keys=True).encode()).hexdigest(),
-        "target": identity,
-        "stop_ids": list(stop_ids),
+        "prompts_sha256": digest_rows(rows),
+        "target": {**identity, "dtype": settings.dtype},
         "max_new_tokens": settings.max_new_tokens,
         **dataclasses.asdict(settings.sampling),
         "seed": settings.seed,

@@ -37,7 +37,7 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
-from domino_jax.runtime.made_with import flatten
+from domino_jax.runtime.made_with import differences, flatten, refuse
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, open_path
 from domino_jax.runtime.watchdog import Watchdog
@@ -53,12 +53,9 @@ from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import StepClock
 from domino_jax.weights import formats, hf
 from domino_jax.weights.draft_vocab import order_bytes
-from domino_jax.weights.loading import (
-    LoadedTarget,
-    keep_compiled,
-    load_target,
-    read_target_config,
-)
+from domino_jax.weights.identity import target_identity
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, use_exact_matmuls
+from domino_jax.weights.target import read_target_config
 
 
 def main(flags: cli.Flags) -> int | None:
@@ -82,6 +79,7 @@ def main(flags: cli.Flags) -> int | None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_run(workdir))
         refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
+        use_exact_matmuls(target.dtype)
         keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         sharding.check_rows(mesh, train.batch_size, train.accumulate)
@@ -110,7 +108,7 @@ def main(flags: cli.Flags) -> int | None:
         #    4. The pre-flight looks at the rows, unless there was a checkpoint.
         #    5. The data go on after the checkpoint's batches, and rows of metrics.jsonl after its step are dropped.
         #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
-        meta = {"config": recipe, "data": batches.fingerprint}
+        meta = {"config": recipe, "data": batches.fingerprint, "target": loaded.identity}
         watchdog = stack.enter_context(Watchdog(train.hang_seconds))
         checkpoints = stack.enter_context(Checkpoints(workdir, report=say))
         check = functools.partial(refuse_other_run, meta=meta, config=config, allowed=flags.allow_config_change)
@@ -166,7 +164,7 @@ def main(flags: cli.Flags) -> int | None:
         with watchdog.paused():
             decode_finally(config, loaded, drafter_config, best, layout, workdir, export_drafter)
         if distributed.is_primary():
-            mark_finished(workdir, loop.done, jax.process_count(), best.step)
+            mark_finished(workdir, loop.done, jax.process_count(), best.step, loaded.identity)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
 
@@ -174,7 +172,7 @@ def main(flags: cli.Flags) -> int | None:
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
     """Whether the run in this workdir is over, by its marker (finished.py); its report is then printed.
 
-    Another recipe is refused here as well, because the report would not be of this recipe.
+    Another recipe or target is refused here as well, because the report would not be of it.
     """
     report = read_report(workdir / "report")
     marker = read_marker(workdir, config.train.steps, print)
@@ -185,6 +183,7 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
         return False
     before = hf.read_json(workdir, "config.json", kind=export.WORKDIR)
     refuse_changes(before, recipe, loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
+    refuse_other_target(marker, target_identity(config.target.path), allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)
@@ -226,7 +225,12 @@ def evaluation_of(
         layout = EvaluationLayout(mesh, loaded.model.config, drafter)
     if config.eval.every:
         evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
-    check_final(config, loaded, drafter)
+    prompts = [*(evaluate.prompts if evaluate else ()), *check_final(config, loaded, drafter)]
+    if learned := batches.rows.count_evaluated(prompts):
+        say(
+            f"warning: {learned} of {len(batches.rows)} rows in {config.data.train} have prompts that are also in"
+            f" {config.eval.prompts}: τ will be too high. Take them out of one of the files."
+        )
     return layout, evaluate
 
 
@@ -293,13 +297,25 @@ def clock_of(config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages
 
 
 def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) -> None:
-    """Refuse a checkpoint of another recipe, or of other data under the same names."""
+    """Refuse a checkpoint of another recipe, or of another target or other data under the same names."""
     refuse_changes(saved["config"], meta["config"], loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
+    refuse_other_target(saved, meta["target"], allowed)
     if saved["data"] != meta["data"] and not any(entry.split(".")[0] == "data" for entry in allowed):
         raise DataError(
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
             f"{meta['data'][:12]} now); bring the old rows and decode.thinking back,\n"
             "train in another workdir, or allow it with --allow_config_change=data.train"
+        )
+
+
+def refuse_other_target(saved: dict, identity: dict, allowed: tuple[str, ...]) -> None:
+    """Refuse to go on from, or to show, what was trained for another target; saved: has its identity as "target"."""
+    if not any(entry.split(".")[0] == "target" for entry in allowed):
+        before = {key: value for key, value in saved.items() if key == "target"}
+        refuse(
+            differences(before, {"target": identity}),
+            "this workdir was trained for another target than the one in config.target.path:",
+            "Bring its folder back, train in another workdir, or allow it with --allow_config_change=target.path",
         )
 
 

@@ -18,6 +18,7 @@ os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
 COMPILED = tempfile.TemporaryDirectory(prefix="domino-tests-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("DOMINO_CACHE", f"{COMPILED.name}/domino")  # digests of weights; not in the user's cache
 
 # Under nohup, or in the background of a script, signals are ignored, and the commands that tests start would inherit
 # that. A handler of this process is not inherited.

@@ -133,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.set_verbosity(logging.ERROR)
     grid = (choices.layers, choices.hidden, choices.taps, choices.blocks, choices.heads)
     shapes = [Shape(*one) for one in itertools.product(*grid)]
+    loading.use_exact_matmuls(recipe.decode.dtype)
     loaded = loading.load_target(recipe.target.path, recipe.decode.dtype)
     seconds, sizes = measure(loaded, shapes, choices.candidates, choices.rows, choices.repeats)
     print(f"A plain step takes {seconds[STEP] * 1e3:.1f} ms.\n\n{markdown(rows_of(seconds, sizes, shapes), COLUMNS)}")

@@ -142,6 +142,7 @@ class OurTrainer:
     """The state of a run and its step: the package's own training step, and the same with the features given."""
 
     def __init__(self, target: pathlib.Path, drafter: pathlib.Path, case: Case):
+        loading.use_exact_matmuls("float32")
         models = loading.load_models(loading.load_target(str(target), "float32"), str(drafter))
         self.case, self.target, self.target_params = case, models.target, models.target_params
         self.drafter = drafter = Drafter(models.drafter.config)

@@ -35,7 +35,7 @@ from domino_jax.method.sampling import RowSampling, Sampling, request_keys
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.draft_vocab import read_order
-from domino_jax.weights.loading import load_models, load_target
+from domino_jax.weights.loading import load_models, load_target, use_exact_matmuls
 
 NOISE, VOCABULARY = "noise", "vocabulary"
 SHARPNESS = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0, math.inf)
@@ -59,6 +59,7 @@ class Text(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
+    use_exact_matmuls("float32")
     loaded = load_target(options.target, "float32")
     models = load_models(loaded, options.drafter)
     rows = read_prompts(options.prompts, options.count)

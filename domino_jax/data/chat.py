@@ -12,6 +12,7 @@ A template may rewrite an earlier turn once later ones follow. The start of such
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import itertools
 import logging
@@ -23,10 +24,21 @@ import numpy as np
 
 from domino_jax.data.messages import Chat, read_chat
 from domino_jax.data.prompts import check_prompt, check_token_ids
-from domino_jax.runtime.errors import DataError, first_line, quote
+from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
 
 PROBE = "domino-probe"  # no template treats this text specially
 HIDDEN = "\ufdd0"  # a noncharacter: no text has it
+# What templates that write today's date write into rows and prompts of files, so that these do not change at midnight:
+# the date that Llama 3.2's template has where there is no clock.
+DATE = datetime.date(2024, 7, 26)
+_CODES = [f"%{flag}{letter}" for letter in "aAbBcdeFHIjmMpSxXyY" for flag in ("-", "")]
+# Of that name and for that date. A macro, because transformers gives a template plain data and no functions.
+_CLOCK = (
+    "{% macro strftime_now(form) %}{{ form"
+    + "".join(f"|replace({code!r}, {DATE.strftime(code)!r})" for code in _CODES)
+    + " }}{% endmacro %}\n"
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +53,9 @@ class TrainingRow:
     loss_mask: np.ndarray
 
 
-def encode_prompt(tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row") -> list[int]:
+def encode_prompt(
+    tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row", today: bool = False
+) -> list[int]:
     """The ids of a prompt row: messages through the chat template, token_ids unchanged, prompt as plain text with what
     the tokenizer adds to a text, such as the token that begins it, as other engines encode it."""
     check_prompt(row, where)
@@ -51,7 +65,7 @@ def encode_prompt(tokenizer: Any, row: Mapping[str, Any], thinking: bool, where:
     if "prompt" in row:
         return _encode(tokenizer, row["prompt"], where, add_special_tokens=True)["input_ids"]
     chat = read_chat(row, where)
-    text = _template_of(tokenizer, thinking, where, chat).render(chat.messages, ask=True)
+    text = _template_of(tokenizer, thinking, where, chat, today).render(chat.messages, ask=True)
     return _encode(tokenizer, text, where)["input_ids"]
 
 
@@ -60,14 +74,16 @@ class TextCodec:
     """From prompt rows to token ids, and back to text.
 
     tokenizer: the target's; None where it has none (ids only).  thinking: for its chat template.
+    today: a template that writes today's date may do so; else it writes DATE.
     """
 
     tokenizer: Any
     thinking: bool
+    today: bool = False
 
     def encode(self, row: Mapping[str, Any], where: str | None = None) -> list[int]:
         """`encode_prompt`; errors name the row by its id where nothing else is given."""
-        return encode_prompt(self.tokenizer, row, self.thinking, where or f"prompt {row['id']}")
+        return encode_prompt(self.tokenizer, row, self.thinking, where or f"prompt {row['id']}", self.today)
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
         """The text without special tokens, None without a tokenizer."""
@@ -239,13 +255,14 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
 class _Template:
     """A tokenizer's chat template with its thinking switch; `where` names the row in messages.
 
-    variables: Chat.variables without enable_thinking.
+    variables: Chat.variables without enable_thinking.  today: of TextCodec.
     """
 
     tokenizer: Any
     thinking: bool
     where: str
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    today: bool = False
 
     def render(self, messages: list[dict], ask: bool) -> str:
         """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
@@ -254,15 +271,18 @@ class _Template:
                 f"{self.where}: the row has messages, but the target's tokenizer has no chat template; "
                 "give prompt or token_ids."
             )
+        variables = {"add_generation_prompt": ask, "enable_thinking": self.thinking, **self.variables}
         try:
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking, **self.variables
-            )
+            if not self.today and "strftime_now" in str(self.tokenizer.chat_template):
+                tools = self.variables["tools"] if "tools" in self.variables else None
+                variables["chat_template"] = _CLOCK + self.tokenizer.get_chat_template(None, tools)
+                warn_once(log, f"the chat template writes today's date; rows and prompts of files have {DATE}.")
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except Exception as error:  # a template is a program of the folder and may raise anything
             raise DataError(f"{self.where}: the chat template refuses the messages ({first_line(error)}).") from error
 
 
-def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat) -> _Template:
+def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat, today: bool = False) -> _Template:
     """The template for one row, whose chat_template_kwargs go before the switch."""
     variables = {"enable_thinking": thinking, **chat.variables}
     for name in variables if thinking else chat.variables:
@@ -270,7 +290,7 @@ def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat) -> _Tem
     calls = any("tool_calls" in message and message["tool_calls"] for message in chat.messages)
     if calls and not _is_read(tokenizer, "tool_calls"):
         raise DataError(f"{where}: a message has tool_calls, which the chat template does not write; remove the row.")
-    return _Template(tokenizer, variables.pop("enable_thinking"), where, variables)
+    return _Template(tokenizer, variables.pop("enable_thinking"), where, variables, today)
 
 
 @functools.lru_cache(maxsize=64)  # one line per run, not per row

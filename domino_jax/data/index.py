@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.bad_rows import BadRows
+from domino_jax.data.chat import DATE
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.rows import Index, RowEncoder, has_anchor, read_span
 from domino_jax.data.sources import DataFile
@@ -39,17 +40,18 @@ def fingerprint(files: Sequence[DataFile], encoder: RowEncoder) -> str:
     parts = {
         "format": FORMAT,
         "files": [file.digest for file in files],
-        "tokenizer": _tokenizer_digest(encoder.tokenizer),
+        "tokenizer": tokenizer_digest(encoder.tokenizer),
         "max_length": encoder.max_length,
         "thinking": encoder.thinking,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _tokenizer_digest(tokenizer: Any) -> str:
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Hex digits that change with the ids that texts and conversations become; "" without a tokenizer."""
     if tokenizer is None:
         return ""
-    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, tokenizer.encode(PROBE)]
+    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, str(DATE), tokenizer.encode(PROBE)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,9 +1,10 @@
 """JSONL files: rows with their line numbers, and the prompt rows of decode and regenerate."""
 
+import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
@@ -85,6 +86,11 @@ def read_prompts(
     if not rows:
         raise DataError(f"{path}: the file holds no prompt rows.")
     return rows
+
+
+def digest_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """SHA-256 of prompt rows: tells files with the same name and another content apart."""
+    return hashlib.sha256(json.dumps([dict(row) for row in rows], sort_keys=True).encode()).hexdigest()
 
 
 def read_prompt(line: bytes, where: str, place: str) -> dict:

@@ -1,13 +1,13 @@
 """Training rows by number: which are usable, their length and place, and their tokens on demand."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from domino_jax.data.chat import TrainingRow, encode_training_row
-from domino_jax.data.held_out import hold_out
+from domino_jax.data.held_out import hold_out, prompt_hash
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile
@@ -104,6 +104,7 @@ class TrainingRows:
         )
         #: rows left out because their prompt is held out
         self.num_held_out = int(left_out.sum())
+        self.num_evaluated = 0  # of count_evaluated
         #: ids of the usable rows, int64
         self.usable = np.flatnonzero(index.usable & ~left_out)
 
@@ -121,6 +122,12 @@ class TrainingRows:
         """Rows without an anchor."""
         return self.num_read - self.num_held_out - len(self)
 
+    def count_evaluated(self, prompts: Iterable[Sequence[int]]) -> int:
+        """Counts usable rows with the token ids of prompts that evaluate the drafter all the same."""
+        hashes = [prompt_hash(np.asarray(ids)) for ids in prompts]
+        self.num_evaluated = int(np.isin(self._index.prompt_hashes[self.usable], hashes).sum())
+        return self.num_evaluated
+
     def counts(self) -> dict[str, int]:
         """What preflight.json and model cards state; tokens are those of the usable rows, after truncation."""
         return {
@@ -128,6 +135,7 @@ class TrainingRows:
             "rows_read": self.num_read,
             "rows_without_anchor": self.num_skipped,
             "rows_left_out": self.num_bad,
+            "rows_with_evaluated_prompts": self.num_evaluated,
             "tokens": int(self.lengths[self.usable].sum(dtype=np.int64)),
             "supervised_tokens": int(self._index.supervised[self.usable].sum(dtype=np.int64)),
         }

@@ -65,7 +65,7 @@ class Decoder:
         self.models = models
         self.generator = generator
         self.tokenizer = tokenizer
-        self.codec = TextCodec(tokenizer, generator.settings.thinking)
+        self.codec = TextCodec(tokenizer, generator.settings.thinking, today=True)
         self.prefixes = prefixes
 
     def generate(self, prompts: Sequence[Prompt], *, mode: str | None = None, **sampling) -> list[Answer]:

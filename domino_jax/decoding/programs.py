@@ -157,7 +157,10 @@ class Programs:
             program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
             if mappings_in_use() > 0.75:  # without any left XLA ends the process; 24 layers on a CPU need 1 %
                 self.compiled.clear()
-            compiled = self.compiled[key] = program.lower(*arguments).compile()
+            # float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck.
+            exact = "highest" if self.settings.dtype == "float32" else jax.config.jax_default_matmul_precision
+            with jax.default_matmul_precision(exact):
+                compiled = self.compiled[key] = program.lower(*arguments).compile()
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         result = jax.block_until_ready(compiled(*arguments))

@@ -62,13 +62,11 @@ def compare_drafters(
     settings = info.requested
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = drafter_lanes(drafters, target.stop_ids)
-    infos = {
-        name: info.loaded(one.settings, target, prompts, one.models, drafter=one.path, drafter_name=name)
-        for name, one in drafters.items()
-    }
-    whole = info.loaded(settings, target, prompts, None)
-    identity = whole.identity(prompts, [one.models for one in drafters.values()])
-    with RunFiles(output, identity) as files:
+    infos = {}
+    for (name, one), weights in zip(drafters.items(), info.drafter["weights"], strict=True):
+        drafter = {"drafter": {"path": one.path, "weights": weights}, "drafter_name": name}
+        infos[name] = info.loaded(one.settings, target, prompts, one.models, **drafter)
+    with RunFiles(output, info.origin()) as files:
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
     reports = {}
     for name in drafters:

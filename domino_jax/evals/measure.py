@@ -1,6 +1,7 @@
 """A measured run of one drafter: prompts in every mode, throughput by batch size, the report."""
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
 from domino_jax.method.pair import Models
 from domino_jax.runtime import distributed
-from domino_jax.runtime.agreement import from_primary
+from domino_jax.runtime.agreement import from_primary, refuse_differences
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.loading import LoadedTarget
 
@@ -61,7 +62,8 @@ def decode_prompts(
 
     if not distributed.is_primary():  # takes part in every computation, and writes to a folder that is not kept
         output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
-    with RunFiles(output, info.identity(prompts, [models]), restart) as files:
+    refuse_differences({"what is decoded": json.dumps(info.origin())})
+    with RunFiles(output, info.origin(), restart) as files:
         refuse_continuation(files)
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
         measured.concurrency = measure_concurrency(lanes_of, prompts, codec, files, info)

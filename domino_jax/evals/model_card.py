@@ -10,7 +10,6 @@ from huggingface_hub import ModelCard, ModelCardData
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import fmt, width_note
 from domino_jax.method.kinds import AnyConfig
-from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
@@ -34,7 +33,7 @@ def model_card(
     settings = {**recipe["train"], **recipe["drafter"].get(config.head, {})}
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
     front = ModelCardData(
-        base_model=target,
+        base_model=formats.hub_id(path),  # none for a local folder: Hugging Face links it to a model of the hub
         library_name="domino_jax",
         pipeline_tag="text-generation",
         tags=["speculative-decoding", config.title.lower()],
@@ -67,8 +66,8 @@ def public_value(value: Any) -> Any:
 
 
 def public_name(path: str) -> str:
-    """A hub id unchanged, or the last part of a path: local folders and buckets are not published."""
-    return Path(path).name if path.startswith(("/", ".", "~")) or is_remote(path) else path
+    """A hub id, or the last part of a path: local folders and buckets are not published."""
+    return formats.hub_id(path) or Path(path).name
 
 
 def mode_rows(report: Mapping[str, Any]) -> list[list[str]]:

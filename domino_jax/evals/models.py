@@ -12,8 +12,9 @@ from domino_jax.method.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.loading import LoadedTarget, load_models, read_target_config, with_window
+from domino_jax.weights.loading import LoadedTarget, load_models, with_window
 from domino_jax.weights.random_weights import random_drafter, target_or_random
+from domino_jax.weights.target import read_target_config
 
 
 def decode_mesh(data: int, tensor: int, batch_size: int, key: str = "decode.batch_size") -> Mesh | None:

@@ -1,7 +1,6 @@
 """Prompts of a measured run: prepared once from their rows, and checked before anything runs."""
 
 import dataclasses
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,11 +112,3 @@ def _check_prompt(generators: Sequence[Generator], prompt: Prompt, codec: TextCo
                 f"{where} has {answers} turns, which may need {longest} cache rows with {most} new tokens each, but"
                 f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
             )
-
-
-def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of prompts: tells files with the same name and another content apart."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(repr(dataclasses.astuple(prompt)).encode())
-    return digest.hexdigest()

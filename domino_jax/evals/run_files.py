@@ -117,6 +117,10 @@ def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted:
     """
     keys = flatten(wanted)
     differing = {key: pair for key, pair in differences(before, wanted).items() if key in keys}
+    for model in ("target", "drafter"):  # the same one may have another path
+        names = [key for key in differing if key.startswith(f"{model}.")]
+        if set(names) <= {f"{model}.path", f"{model}.paths"}:
+            differing = {key: pair for key, pair in differing.items() if key not in names}
     refuse(differing, f"{folder} holds {what} of something else:", "Choose another --output.")
 
 

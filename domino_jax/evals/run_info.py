@@ -2,14 +2,11 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.prompts import Prompt, fingerprint
+from domino_jax.evals.prompts import Prompt
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.weights.draft_vocab import copied_bytes
@@ -18,12 +15,16 @@ from domino_jax.weights.loading import LoadedTarget
 
 @dataclasses.dataclass(frozen=True)
 class PromptSource:
-    """source: a path, "tasks", "--prompt" or "made up".  limit: rows read of a file, 0 or None for all."""
+    """source: a path, "tasks", "--prompt" or "made up".  limit: rows read of a file, 0 or None for all.
+
+    sha256: prompts.digest_rows of the rows, once they are read.
+    """
 
     source: str
     text: str | None = None
     limit: int | None = None
     tasks: tuple[str, ...] = ()
+    sha256: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,13 @@ class RunInfo:
     """One run of decode. The first four fields are known before anything is loaded; `loaded` fills in the others.
 
     requested: the recipe's settings.  settings: those in effect, which fit its block.
-    drafter: its path, the paths of a comparison, or None for plain decoding.
+    target, drafter: path and identity (weights/identity.py); the lists of them in a comparison, no drafter for plain
+        decoding.
     """
 
     requested: DecodeSettings
-    target: str
-    drafter: str | tuple[str, ...] | None
+    target: Mapping[str, Any]
+    drafter: Mapping[str, Any] | None
     source: PromptSource
     settings: DecodeSettings | None = None
     drafter_name: str | None = None
@@ -52,9 +54,9 @@ class RunInfo:
         target: LoadedTarget,
         prompts: Sequence[Prompt],
         models: Models | None,
-        **drafter: str,
+        **drafter: Any,
     ) -> "RunInfo":
-        """With what loading showed; `drafter` (its path, drafter_name) is that of one drafter in a comparison."""
+        """With what loading showed; `drafter` (drafter, drafter_name) is that of one drafter in a comparison."""
         drafting = models is not None and models.drafter is not None
         return dataclasses.replace(
             self,
@@ -84,27 +86,12 @@ class RunInfo:
         return {mode: settings.drafting_of(mode, config).verified(config) for mode in self.round_widths}
 
     def origin(self) -> dict[str, Any]:
-        """JSON values by section: where everything comes from. A folder is continued or shown for these alone."""
-        drafter = None
-        if self.drafter is not None:
-            several = isinstance(self.drafter, tuple)
-            drafter = {"paths": list(self.drafter)} if several else {"path": self.drafter}
+        """JSON values by section: what everything is made with. A folder is continued or shown for these alone."""
         return {
             "settings": self.requested.as_json(),
-            "target": {"path": self.target},
-            "drafter": drafter,
+            "target": self.target,
+            "drafter": self.drafter,
             "prompts": {**dataclasses.asdict(self.source), "tasks": list(self.source.tasks)},
-        }
-
-    def identity(self, prompts: Sequence[Prompt], models: Sequence[Models]) -> dict[str, Any]:
-        """`origin` with fingerprints of prompts and drafters: what an interrupted run must be continued with."""
-        origin = self.origin()
-        drafters = [_weights_fingerprint(one.drafter_params) for one in models if one.drafter]
-        return {
-            **origin,
-            "prompts": {**origin["prompts"], "sha256": fingerprint(prompts)},
-            "stop_ids": list(self.stop_ids),
-            "weights": {"drafters": drafters},
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -134,12 +121,3 @@ class RunInfo:
             "round_widths": widths,
             "verify_width": max(widths.values(), default=1),
         }
-
-
-def _weights_fingerprint(params: dict) -> str:
-    """Tells trained drafters apart without reading all of them: every norm's weights move with every step."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        if leaf.ndim == 1:
-            digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()

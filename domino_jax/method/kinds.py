@@ -11,6 +11,7 @@ below; drafting differs by kind (method/propose.py).
     extend_context(cache, TargetRows, slots) -> the cache with the rows that the target has read
 """
 
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -25,7 +26,9 @@ from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.method.heads.medusa import Medusa, MedusaConfig
 from domino_jax.method.heads.xpress import XpressConfig
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError, quote, warn_once
+
+log = logging.getLogger(__name__)
 
 # {config.drafter.head: the config of such a drafter}
 _KINDS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config, MedusaConfig)
@@ -44,9 +47,13 @@ def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[Any
     Raises:
         DataError: no drafter of a known kind.
     """
-    for kind in reversed(KINDS.values()):  # the keys of plain DFlash are those of all block drafters
-        if kind.matches(raw, tensors):
-            return kind
+    # The keys of plain DFlash are those of all block drafters.
+    kinds = [kind for kind in reversed(KINDS.values()) if kind.matches(raw, tensors)]
+    titles = [kind.title for kind in kinds if kind is not DrafterConfig]
+    if len(titles) > 1:
+        warn_once(log, f"a drafter's config.json has the keys of {' and '.join(titles)}: it is read as {titles[0]}.")
+    if kinds:
+        return kinds[0]
     stated = ", ".join(f"{key} {quote(raw.get(key))}" for key in ("architectures", "model_type"))
     shown = ", ".join(sorted(tensors)[:SHOWN]) or "none"
     raise DataError(

@@ -1,5 +1,6 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
+import json
 import math
 import pathlib
 import re
@@ -41,7 +42,7 @@ from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
-from domino_jax.weights.loading import LoadedTarget, read_target_identity
+from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
 CHANNELS_PER_FILTER = 16  # of the convolutions, as in public DFlash2 drafters
@@ -66,8 +67,7 @@ def batches_of(
     layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
     choices = {"seed": config.seed, "held_out": 0 if config.eval.prompts else COUNT, "skip_bad": data.skip_bad_rows}
     batches = make_batches(source, encoder, layout, share, **choices)
-    identity = read_target_identity(config.target.path, config.target.dtype)
-    refuse_differences({"the training data": batches.fingerprint, "the target": identity})
+    refuse_differences({"the training data": batches.fingerprint, "the target": json.dumps(loaded.identity)})
     return batches
 
 

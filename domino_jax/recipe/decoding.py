@@ -16,7 +16,7 @@ import rich.console
 from etils import epath
 
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import read_prompts
+from domino_jax.data.prompts import digest_rows, read_lines, read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.generate import new_generator
@@ -40,8 +40,10 @@ from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder
 from domino_jax.weights.drafter import EXPORT_DTYPE
-from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target
+from domino_jax.weights.identity import drafter_identity
+from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target, use_exact_matmuls
 from domino_jax.weights.random_weights import made_up_prompts
+from domino_jax.weights.target import read_target_config
 
 MADE_UP = "made up"  # as the source of prompts
 
@@ -104,16 +106,26 @@ def prompt_source(flags: cli.Flags) -> PromptSource:
     return PromptSource(source, flags.prompt, None if tasks else decode.num_prompts, tasks)
 
 
-def read_rows(source: PromptSource, config, loaded: LoadedTarget) -> list[dict[str, Any]]:
-    """The prompt rows of a source."""
+def read_rows(source: PromptSource, config, tokenizer: Any) -> tuple[list[dict[str, Any]], PromptSource]:
+    """The prompt rows of a source, and the source with their digest; tokenizer: the target's."""
     if source.tasks:
-        return read_tasks(source.tasks)
-    if source.text:
-        return [{"id": "prompt", **prompt_row(source.text, loaded.tokenizer)}]
-    if source.source == MADE_UP:
-        return made_up_prompts(source.limit or 1, loaded.model.config.vocab_size)
-    check = functools.partial(check_row, TextCodec(loaded.tokenizer, config.decode.thinking))
-    return read_file_rows(source.source, source.limit, config.data.skip_bad_rows, check)
+        rows = read_tasks(source.tasks)
+    elif source.text:
+        rows = [{"id": "prompt", **prompt_row(source.text, tokenizer)}]
+    elif source.source == MADE_UP:
+        rows = made_up_prompts(source.limit or 1, read_target_config(config.target.path).vocab_size)
+    else:
+        check = functools.partial(check_row, TextCodec(tokenizer, config.decode.thinking))
+        rows = read_file_rows(source.source, source.limit, config.data.skip_bad_rows, check)
+    return rows, dataclasses.replace(source, sha256=digest_rows(rows))
+
+
+def report_limit(source: PromptSource, rows: int) -> None:
+    """Prints how many prompts of a file are decoded where decode.num_prompts leaves some out."""
+    if source.limit == rows and source.source not in (MADE_UP, "--prompt"):
+        total = sum(1 for _ in read_lines(source.source))
+        if total > rows:
+            say(f"{source.source}: {rows} of {total} prompts (config.decode.num_prompts; 0 decodes all)")
 
 
 def check_row(codec: TextCodec, row: dict[str, Any]) -> None:
@@ -205,25 +217,23 @@ def final_settings(config, head: str) -> DecodeSettings:
     return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
 
 
-def final_source(config) -> PromptSource:
-    """Where the prompts of `decode_trained` come from."""
-    return PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
-
-
-def final_prompts(config, loaded: LoadedTarget, models: Models, settings: DecodeSettings) -> list[Prompt]:
-    """The prompts of `decode_trained`; those that cannot be used are refused together, or left out."""
+def final_prompts(
+    config, loaded: LoadedTarget, models: Models, settings: DecodeSettings
+) -> tuple[list[Prompt], PromptSource]:
+    """The prompts of `decode_trained`, and where they come from; others are refused together, or left out."""
     codec, generator = TextCodec(loaded.tokenizer, settings.thinking), new_generator(models, settings)
-    prompts = prepare_prompts(read_rows(final_source(config), config, loaded), codec)
-    return prompts_with_room([generator], prompts, codec, config.data.skip_bad_rows)
+    source = PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
+    rows, source = read_rows(source, config, loaded.tokenizer)
+    return prompts_with_room([generator], prepare_prompts(rows, codec), codec, config.data.skip_bad_rows), source
 
 
-def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> None:
-    """Refuses prompts that `decode_trained` could not use, before hours of training."""
+def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple[int, ...]]:
+    """The ids of the prompts of `decode_trained`; those it could not use are refused before hours of training."""
     if not config.eval.final or jax.process_count() > 1:
-        return
+        return []
     settings = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config)
     models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
-    final_prompts(config, loaded, models, settings)
+    return [prompt.token_ids for prompt in final_prompts(config, loaded, models, settings)[0]]
 
 
 def decode_trained(
@@ -234,6 +244,7 @@ def decode_trained(
     Returns the report.
     """
     requested = final_settings(config, drafter_config.head)
+    use_exact_matmuls(requested.dtype)
     target = cast_target(loaded, requested.dtype)
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):
@@ -243,8 +254,9 @@ def decode_trained(
         drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         models = Models(target.model, target.params, drafter, rows_together(rounded))
         settings = fit_to_drafter(requested, drafter_config)
-    prompts = final_prompts(config, target, models, settings)
-    info = RunInfo(requested, config.target.path, path, final_source(config))
+    prompts, source = final_prompts(config, target, models, settings)
+    drafted_with = path and {"path": path, **drafter_identity(path)}
+    info = RunInfo(requested, {"path": config.target.path, **loaded.identity}, drafted_with, source)
     info = info.loaded(settings, target, prompts, models)
     if not is_remote(output):
         # An interrupted decoding of other weights there is of no use: the training has gone on since.

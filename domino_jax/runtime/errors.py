@@ -1,6 +1,8 @@
 """Mistakes a user can make, each with the exit code that the commands document (docs/commands.md)."""
 
 import errno
+import functools
+import logging
 import os
 import re
 from typing import Any
@@ -32,6 +34,12 @@ def quote(value: Any) -> str:
     """A value out of a file, fit for a message: escaped, so that it stays on one line, and short."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(log: logging.Logger, text: str) -> None:
+    """A warning about a folder that a command opens several times."""
+    log.warning("%s", text)
 
 
 def first_line(error: BaseException, with_class: bool = True) -> str:

@@ -112,7 +112,7 @@ def _encode(raw: dict[str, Any], chat: bool, served: Served) -> list[int]:
     _need(name in raw, name, "it is missing")
     row = {"messages": [_message(message) for message in raw[name]]} if chat else _prompt(raw[name])
     try:
-        return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name)
+        return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name, today=True)
     except DataError as error:
         raise Refusal(str(error), param=name) from error
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -12,6 +13,7 @@ from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import AnyDrafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.weights.drafter import EXPORT_DTYPE
 
 
 class EvaluationLayout:
@@ -39,7 +41,7 @@ class EvaluationLayout:
         return _moved(params, self._target, None)
 
     def drafter_params(self, params: Any) -> Any:
-        """The same for the drafter's, float32; matrices come in the type that their products cast them to."""
+        """The same for the drafter's, float32, rounded as in an export; matrices in the type of their products."""
         return rows_together(_moved(params, self._drafter, np.dtype(self.drafter.dtype)))
 
 
@@ -50,16 +52,20 @@ def _moved(params: Any, place: Callable, matrices: np.dtype | None) -> Any:
         where = place([part.key for part in path], leaf.shape)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
-        if leaf.dtype == dtype and leaf.sharding.is_equivalent_to(where, leaf.ndim):
+        rounded = matrices is not None
+        if not rounded and leaf.sharding.is_equivalent_to(where, leaf.ndim):
             return leaf
         # One at a time, so that at most one gathered matrix is in memory. Programs with collectives that are in flight
         # together can also run in another order on each CPU device, and then several processes wait for each other.
-        return jax.block_until_ready(mover(where, dtype)(leaf))
+        return jax.block_until_ready(mover(where, dtype, rounded)(leaf))
 
     return jax.tree_util.tree_map_with_path(one, params)
 
 
 @functools.lru_cache(maxsize=256)
-def mover(where: NamedSharding, dtype: np.dtype) -> Callable[[jax.Array], jax.Array]:
-    """A jitted copy of an array to another place and type; over several processes, too."""
-    return jax.jit(lambda leaf: leaf.astype(dtype), out_shardings=where)
+def mover(where: NamedSharding, dtype: np.dtype, rounded: bool) -> Callable[[jax.Array], jax.Array]:
+    """A jitted copy of an array to another place and type; over several processes, too. rounded: to EXPORT_DTYPE."""
+    bits = jnp.finfo(EXPORT_DTYPE if rounded else dtype)  # XLA may leave out a cast to bfloat16 and back
+    return jax.jit(
+        lambda leaf: jax.lax.reduce_precision(leaf, bits.nexp, bits.nmant).astype(dtype), out_shardings=where
+    )

@@ -1,12 +1,13 @@
 """<workdir>/finished.json: a run has taken all its steps, and its files are complete.
 
-    {"step": 900, "processes": 1, "exported_step": 800}
+    {"step": 900, "processes": 1, "exported_step": 800, "target": {…}}
 
-exported_step is the one with the best τ, or the last. Written last, after the last export and the final decoding;
-nothing else marks a run as finished.
+exported_step is the one with the best τ, or the last; target is an identity (weights/identity.py). Written last, after
+the last export and the final decoding; nothing else marks a run as finished.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from etils import epath
 
@@ -17,13 +18,15 @@ NAME = "finished.json"
 FIELDS = ("step", "processes", "exported_step")
 
 
-def mark_finished(workdir: epath.Path, step: int, processes: int, exported_step: int) -> None:
+def mark_finished(
+    workdir: epath.Path, step: int, processes: int, exported_step: int, target: Mapping[str, Any]
+) -> None:
     """Write the marker; by process 0 alone."""
     marker = dict(zip(FIELDS, (step, processes, exported_step), strict=True))
-    write_json(workdir / NAME, marker)
+    write_json(workdir / NAME, {**marker, "target": dict(target)})
 
 
-def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) -> dict[str, int] | None:
+def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) -> dict[str, Any] | None:
     """The marker of a run that took at least `steps` steps and whose export is there; else None.
 
     Args:
@@ -43,7 +46,7 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
     return marker
 
 
-def parse_marker(workdir: epath.Path, report: Callable[[str], None]) -> dict[str, int] | None:
+def parse_marker(workdir: epath.Path, report: Callable[[str], None]) -> dict[str, Any] | None:
     """The marker as it was written, whatever happened to the export; None without one that can be read."""
     if not (workdir / NAME).exists():
         return None

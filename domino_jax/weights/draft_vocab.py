@@ -27,7 +27,7 @@ _TENSOR = "token_order"
 
 def order_bytes(order: np.ndarray) -> bytes:
     """The content of the file TOKEN_ORDER; order: tokens int32, the most frequent first."""
-    return safetensors.numpy.save({_TENSOR: order.astype(np.int32)})
+    return safetensors.numpy.save({_TENSOR: np.ascontiguousarray(order, np.int32)})
 
 
 def read_order(folder: Path, vocab: int) -> np.ndarray | None:

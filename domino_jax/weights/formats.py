@@ -16,6 +16,7 @@ from domino_jax.weights import speculators
 # serving: what SGLang and vLLM open. specforge, speculators: what the trainings of these continue from.
 FORMATS = (SERVING, SPECFORGE, SPECULATORS) = ("serving", "specforge", "speculators")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")
 
 
 def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None = None) -> dict[str, Any]:
@@ -68,6 +69,12 @@ def speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) 
 def is_hub_id(path: str | None) -> bool:
     """True for "owner/name" that is no folder here. A revision has no key to be written under, so it makes none."""
     return path is not None and _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+
+
+def hub_id(path: str) -> str | None:
+    """The hub id of a path: its own, without a revision, or that of a folder in the hub's cache; else None."""
+    name, cached = path.partition("@")[0], _CACHED.search(path)
+    return f"{cached[1]}/{cached[2]}" if cached else name if is_hub_id(name) else None
 
 
 def serving_note(config: AnyConfig) -> str | None:

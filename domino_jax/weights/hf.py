@@ -18,7 +18,7 @@ import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime import json_files
-from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
+from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, warn_once
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
@@ -175,10 +175,17 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
+    beside = read_json(folder, "tokenizer_config.json", required=False).get("chat_template")
+    if isinstance(tokenizer.chat_template, dict):
+        names = list_names(list(tokenizer.chat_template))
+        warn_once(log, f"{folder} has the chat templates {names}: default is read, with tools tool_use.")
+    elif beside and beside != tokenizer.chat_template:
+        warn_once(log, f"{folder} has two chat templates: chat_template.jinja is read, tokenizer_config.json's is not.")
+    return tokenizer
 
 
 class Tensors(dict[str, Stored]):
@@ -212,12 +219,12 @@ def same_matrix(tensors: Tensors, name: str, others: Tensors, other: str, dtype:
 
 
 def open_tensors(folder: Path) -> Tensors:
-    """Opens model.safetensors, or the shards that model.safetensors.index.json names."""
+    """Opens model.safetensors, or the shards that model.safetensors.index.json names; warns of other weights there."""
     for name in (SINGLE, FASTER_DECODING):
         if inside(folder, name).is_file():
-            return Tensors(folder, read_header(inside(folder, name)))
+            return _with_others_reported(Tensors(folder, read_header(inside(folder, name))))
     if inside(folder, INDEX).is_file():
-        return Tensors(folder, _read_shards(folder))
+        return _with_others_reported(Tensors(folder, _read_shards(folder)))
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
     if names:
         raise DataError(
@@ -225,6 +232,19 @@ def open_tensors(folder: Path) -> Tensors:
             f"It was not opened. Fetch the repository's safetensors files, or convert it elsewhere to {SINGLE}."
         )
     raise DataError(f"{folder} holds neither {SINGLE} nor {INDEX}; it is not a complete checkpoint.")
+
+
+def _with_others_reported(tensors: Tensors) -> Tensors:
+    """Warns of files of weights in the folder that are not read, such as an adapter or an earlier save."""
+    folder, read = tensors.folder, {one.path.name for one in tensors.values()}
+    others = {path.name for pattern in ("*.safetensors", "adapter_config.json") for path in folder.glob(pattern)} - read
+    if others:
+        warn_once(
+            log,
+            f"{folder} holds {list_names([*read, *others])}: only {list_names([*read])} is read. Remove what does not"
+            " belong to the model, and merge an adapter into the weights.",
+        )
+    return tensors
 
 
 def _read_shards(folder: Path) -> dict[str, Stored]:
@@ -264,9 +284,10 @@ def write_folder(folder: str | Path, tensors: Mapping[str, np.ndarray], config: 
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             raise DataError(f"tensor {quote(name)} holds NaN or an infinity; it is not written.")
+    in_order = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}  # safetensors reads the buffer
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
-    write_whole(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
+    write_whole(folder / SINGLE, safetensors.numpy.save(in_order, {"format": "pt"}))
     json_files.write_json(folder / "config.json", dict(sorted(config.items())))
 
 

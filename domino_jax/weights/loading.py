@@ -1,7 +1,7 @@
 """From folders to models that can run: what the commands share. Nothing here knows a recipe."""
 
 import dataclasses
-import hashlib
+import functools
 import logging
 import pathlib
 import platform
@@ -14,16 +14,15 @@ from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings
-from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.runtime.errors import DataError
+from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
 from domino_jax.weights.draft_vocab import choose_tokens, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
-from domino_jax.weights.target import Sharding, read_target_config
+from domino_jax.weights.identity import target_identity
+from domino_jax.weights.target import Sharding
 
 log = logging.getLogger(__name__)
-LAST_NORM = "model.norm.weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +38,11 @@ class LoadedTarget:
     tokenizer: Any
     stop_ids: tuple[int, ...]
 
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """target_identity of its folder."""
+        return target_identity(self.path)
+
     def stop_tokens(self) -> list[str]:
         """The stop ids with their text, as "151645 <|im_end|>"."""
         texts = [""] * len(self.stop_ids)
@@ -53,7 +57,6 @@ def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarge
     sharding: where the weights go (target.Sharding); this process' first device when None. Of a sharded weight
     a host reads what its devices hold.
     """
-    use_exact_matmuls(dtype)
     folder = hf.resolve_folder(path)
     config, params = target.load_target(folder, np.dtype(dtype), sharding)
     model = Qwen3(config, np.dtype(dtype))
@@ -69,31 +72,8 @@ def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarge
     return LoadedTarget(str(path), model, params, tokenizer, stop_ids)
 
 
-def target_identity(config: Qwen3Config, scale: np.ndarray) -> str:
-    """Tells targets apart without reading all of them: the last norm's weights differ between any two trained ones.
-
-    scale: the last norm's weights in the dtype that the target runs in.
-    """
-    return hashlib.sha256(str(config).encode() + str(scale.dtype).encode() + scale.tobytes()).hexdigest()
-
-
-def read_target_identity(path: str, dtype: str) -> str:
-    """target_identity of a folder or hub id, with nothing put on a device."""
-    folder = hf.resolve_folder(path)
-    tensors = hf.open_tensors(folder)
-    if LAST_NORM not in tensors:
-        raise DataError(f"{folder} holds no tensor {LAST_NORM}; it is not a complete Qwen3 checkpoint.")
-    return target_identity(read_target_config(folder), tensors.read(LAST_NORM).astype(dtype))
-
-
-def read_stop_ids(path: str) -> tuple[int, ...]:
-    """LoadedTarget.stop_ids of a folder or hub id, without its weights."""
-    folder = hf.resolve_folder(path)
-    return hf.stop_ids(folder, hf.load_tokenizer(folder))
-
-
 def use_exact_matmuls(dtype: str) -> None:
-    """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck."""
+    """For commands, which own their process: float32 products are exact in all of it (see Programs.run)."""
     if dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -120,7 +100,6 @@ def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
     """The same target in another dtype; itself when it has that one already."""
     if np.dtype(dtype) == np.dtype(loaded.model.dtype):
         return loaded
-    use_exact_matmuls(dtype)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), loaded.params)
     return dataclasses.replace(loaded, model=Qwen3(loaded.model.config, np.dtype(dtype)), params=params)
 

@@ -18,7 +18,7 @@ from domino_jax.method.pair import Models
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights import hf
-from domino_jax.weights.loading import LoadedTarget, load_target, use_exact_matmuls
+from domino_jax.weights.loading import LoadedTarget, load_target
 from domino_jax.weights.target import Sharding, read_target_config
 
 PROMPT_TOKENS = 128  # of a made-up prompt, where none are given
@@ -31,7 +31,6 @@ def target_or_random(path: str, dtype: str, sharding: Sharding = None, allowed: 
     folder = hf.resolve_folder(path)
     if not allowed or any(folder.glob("*.safetensors")):
         return load_target(path, dtype, sharding)
-    use_exact_matmuls(dtype)
     model = Qwen3(read_target_config(folder), np.dtype(dtype))
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     log.warning("%s holds no weights: they are drawn at random, for timing alone.", path)

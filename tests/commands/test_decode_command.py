@@ -4,17 +4,21 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import measure
 from domino_jax.evals.models import check_kind
+from domino_jax.evals.run_info import PromptSource
+from domino_jax.recipe.decoding import report_limit
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_models, load_target
 from tests.helpers import train_runs
 from tests.helpers.commands import run
 from tests.helpers.decoding_models import decode_settings_of
+from tests.helpers.models import rewrite_tensors
 from tests.helpers.paths import ROOT
 from tests.helpers.train_runs import GOLDEN
 
@@ -120,6 +124,52 @@ def test_a_finished_folder_is_shown_and_left_alone_and_other_settings_are_refuse
     code, _, error = start(capsys, [*argv, "--config.decode.seed=7"])
     assert code == 2
     assert "settings.seed: 0 before, 7 now" in error and len(error.strip().splitlines()) <= 5
+
+
+@pytest.fixture
+def finished_copy(finished, tmp_path):
+    """The folder of the finished run with and without its report, and one word of argv for each."""
+    argv, whole = finished
+    folders = {"a finished": tmp_path / "whole", "an unfinished": tmp_path / "cut"}
+    for folder in folders.values():
+        shutil.copytree(whole, folder)
+    (folders["an unfinished"] / "report.json").unlink()
+    return {kind: [*argv, f"--output={folder}"] for kind, folder in folders.items()}
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_the_same_model_under_another_path_is_shown_and_another_model_under_the_same_path_refused(
+    finished_copy, tmp_path, capsys, part
+):
+    moved = shutil.copytree(GOLDEN / part, tmp_path / "moved")
+    word = f"--config.{part}.path={moved}"
+    code, printed, error = start(capsys, [*finished_copy["a finished"], word])
+    assert code == 0 and "holds a finished decoding" in printed, error
+    changed = {"target": "model.layers.3.self_attn.q_proj.weight", "drafter": "prefix_gru.weight_hh_l0"}[part]
+    rewrite_tensors(moved, {changed: np.negative})
+    for kind, argv in finished_copy.items():
+        code, _, error = start(capsys, [*argv, word])
+        assert code == 2 and f"holds {kind} decoding of something else" in error
+        assert f"{part}.weights: " in error and f"{part}.path: " in error and len(error.splitlines()) <= 5
+
+
+def test_prompts_that_changed_in_their_file_are_refused(finished_copy, finished, capsys):
+    file = finished[1].parent / "prompts.jsonl"
+    whole = file.read_text()
+    try:
+        file.write_text(whole.replace('"p0"', '"q0"'))
+        for kind, argv in finished_copy.items():
+            code, _, error = start(capsys, argv)
+            assert code == 2 and f"holds {kind} decoding" in error and "prompts.sha256: " in error
+    finally:
+        file.write_text(whole)
+
+
+def test_prompts_that_num_prompts_leaves_out_are_counted(tmp_path, capsys):
+    file = write_prompts(tmp_path, [{"token_ids": [32]}] * 66)
+    for rows in (64, 66):
+        report_limit(PromptSource(str(file), limit=64), rows)
+    assert capsys.readouterr().out == f"{file}: 64 of 66 prompts (config.decode.num_prompts; 0 decodes all)\n"
 
 
 def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(finished):

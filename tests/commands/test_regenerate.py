@@ -59,8 +59,8 @@ def rows_file(target, shared, tmp_path):
     return path
 
 
-def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE):
-    files = regenerate.files_of(prompts, path, "a target", target.stop_ids, settings, processes)
+def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE, weights="w"):
+    files = regenerate.files_of(prompts, path, {"weights": weights}, settings, processes)
     regenerate.regenerate_rows(target, prompts, files, settings, drafter_path)
 
 
@@ -99,12 +99,18 @@ def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file
         ({"seed": 3}, PROMPTS, "seed: 0 before, 3 now"),
         ({"sampling": SamplingParams(0.5)}, PROMPTS, "temperature: 0.0 before, 0.5 now"),
         ({}, PROMPTS[:4], "prompts_sha256"),
+        ({"dtype": "float32"}, PROMPTS, "target.dtype: 'bfloat16' before, 'float32' now"),
     ],
 )
 def test_a_file_made_with_something_else_is_refused(target, rows_file, changes, prompts, expected):
     with pytest.raises(DominoError, match=expected) as refused:
         answer_all(target, prompts, rows_file, dataclasses.replace(SETTINGS, **changes))
     assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
+
+
+def test_answers_of_another_target_under_the_same_path_are_refused(target, rows_file):
+    with pytest.raises(DominoError, match="target.weights: 'w' before, 'v' now"):
+        answer_all(target, PROMPTS, rows_file, SETTINGS, weights="v")
 
 
 def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file):

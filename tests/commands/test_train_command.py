@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,8 +18,9 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.journal import locked
 from domino_jax.training.metrics import read_rows
 from tests.helpers.environment import optimizing
+from tests.helpers.models import rewrite_tensors
 from tests.helpers.paths import ROOT
-from tests.helpers.train_runs import CASES, STEPS, arguments, interrupted, losses, start, weights, write_rows
+from tests.helpers.train_runs import CASES, GOLDEN, STEPS, arguments, interrupted, losses, start, weights, write_rows
 
 LOGGED = ("base_loss", "final_loss", "lambda_base", "learning_rate", "grad_norm", "accept_len", "base_accept_len")
 LOGGED += ("seconds",)
@@ -95,6 +97,21 @@ def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
     assert start(arguments(files, finished, config__eval__every=8, config__eval__final=True)) == 0
     assert "finished" in capsys.readouterr().out
     assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_target_under_the_same_path_ends_a_finished_and_a_continued_run(files, finished, tmp_path, capsys):
+    target = shutil.copytree(GOLDEN / "target", tmp_path / "target")
+    argv = [
+        *arguments(files, finished, config__eval__every=8, config__eval__final=True),
+        f"--config.target.path={target}",
+    ]
+    assert start(argv) == 0  # the same model elsewhere
+    rewrite_tensors(target, {"model.layers.3.self_attn.q_proj.weight": np.negative})
+    for words in (argv, [*argv, f"--workdir={interrupted(finished, tmp_path / 'cut', 4)}"]):
+        assert start(words) == 2
+        message = capsys.readouterr().err
+        assert "trained for another target" in message and "target.weights: " in message
+        assert "--allow_config_change=target.path" in message and len(message.splitlines()) <= 5
 
 
 def test_a_second_run_on_a_workdir_is_refused_while_the_first_one_is_alive(files, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """chat.py with a tokenizer of bytes: masks in special cases, forms of rows, refusals. Masks: test_chat_qwen.py."""
 
+import datetime
+
 import pytest
 import tokenizers
 import transformers
@@ -146,3 +148,15 @@ def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_
     messages = [*turns("q"), call, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "Seven."}]
     row = encode_training_row(open_calls, {"messages": messages}, thinking=False)
     assert marked(open_calls, row) == "user:q<|im_end|>assistant:f()tool:7<|im_end|>assistant:[Seven.<|im_end|>]"
+
+
+def test_todays_date_is_written_for_the_server_alone_and_a_fixed_one_into_rows_and_prompts(caplog):
+    dated = make_tokenizer("{{- 'Today is ' + strftime_now('%-d %B %Y, %y') + '.<|im_end|>' }}" + TEMPLATE)
+    prompt, tokens = {"messages": turns("q")}, {}
+    for today in (False, True):
+        tokens[today] = dated.decode(encode_prompt(dated, prompt, False, today=today))
+    assert tokens[False].startswith("Today is 26 July 2024, 24.<|im_end|><|im_start|>user")
+    assert f"{datetime.datetime.now():%Y}" in tokens[True] and "2024" not in tokens[True]
+    row = encode_training_row(dated, {"messages": turns("q", "a")}, thinking=False)
+    assert marked(dated, row).startswith("Today is 26 July 2024, 24.") and "[a<|im_end|>]" in marked(dated, row)
+    assert caplog.text.count("writes today's date; rows and prompts of files have 2024-07-26") == 1

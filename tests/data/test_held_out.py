@@ -63,3 +63,12 @@ def test_a_run_resumes_exactly_without_the_held_out_rows(tmp_path):
         state, expected = stream.state(), [next(stream) for _ in range(5)]
     for batch, other in zip(expected, take(batches_of(file, held_out=2), 5, state), strict=True):
         np.testing.assert_array_equal(batch["row_ids"], other["row_ids"])
+
+
+def test_rows_whose_prompts_evaluate_the_drafter_are_counted(tmp_path):
+    rows = batches_of(write_rows(tmp_path, answers(40)), held_out=1).rows
+    [held_out] = prompts_of(batches_of(write_rows(tmp_path, answers(40)), held_out=1))
+    assert rows.count_evaluated([held_out]) == 0  # it is not trained on
+    others = [k for k in range(40) if 100 * k != held_out[0]]
+    assert rows.count_evaluated([[100 * k, 100 * k + 1] for k in others[:3]] + [[7, 8]]) == 3
+    assert rows.counts()["rows_with_evaluated_prompts"] == 3

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import pytest
 
 import domino_jax
@@ -153,3 +154,14 @@ def test_a_character_is_shown_once_all_its_bytes_are_there():
     pieces = [stream.add([byte]) for byte in text.encode()]
     assert "".join(pieces) == text
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]
+
+
+def test_float32_is_exact_whatever_the_process_has_set_and_loading_sets_nothing():
+    with jax.default_matmul_precision(None):
+        made = domino_jax.load(str(GOLDEN / "tied_shift/target"), str(GOLDEN / "tied_shift/drafter"), dtype="float32")
+        made.generate([[5, 6, 7]], max_new_tokens=2)
+        assert jax.config.jax_default_matmul_precision is None
+    for program in made.generator.compiled.values():
+        text = program.as_text()
+        assert text.count("operand_precision={highest,highest}") == text.count(" dot(")
+    assert len(made.generator.compiled) > 1

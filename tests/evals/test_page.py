@@ -43,7 +43,8 @@ PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (1000).to_bytes(4) + (500).to
 
 
 def page_of(name="p1") -> str:
-    return render_page(report_of(two_runs(), dataclasses.replace(INFO, target=name)), {"accept_lengths.png": PICTURE})
+    info = dataclasses.replace(INFO, target={"path": name})
+    return render_page(report_of(two_runs(), info), {"accept_lengths.png": PICTURE})
 
 
 def test_a_page_is_whole_html_that_loads_nothing():

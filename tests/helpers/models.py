@@ -2,12 +2,13 @@
 
 import functools
 import json
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
@@ -237,3 +238,12 @@ def load_golden(name: str) -> Golden:
         load_file(folder / "golden.safetensors"),
         figures,
     )
+
+
+def rewrite_tensors(folder: pathlib.Path, changes: dict) -> None:
+    """Applies {name: array → array} to tensors of a folder's model.safetensors."""
+    path = pathlib.Path(folder) / "model.safetensors"
+    tensors = load_file(path)
+    for name, change in changes.items():
+        tensors[name] = np.asarray(change(tensors[name]), order="C")
+    save_file(tensors, path, {"format": "pt"})

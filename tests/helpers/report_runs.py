@@ -11,8 +11,8 @@ from tests.helpers.decoding_models import decode_settings_of, random_models
 SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=16, cache_length=64)
 INFO = RunInfo(
     SETTINGS,
-    "TARGET",
-    "DRAFTER",
+    {"path": "TARGET"},
+    {"path": "DRAFTER"},
     PromptSource("PROMPTS"),
     settings=SETTINGS,
     drafter_config=random_models(3).drafter.config,
@@ -70,7 +70,7 @@ def info_with(**settings) -> RunInfo:
 # The recipe of a training run, as its config.json holds it.
 RECIPE = {
     "seed": 42,
-    "target": {"path": "some/target"},
+    "target": {"path": "some/target", "dtype": "bfloat16"},
     "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320, "layout": "pad"},
     "train": {
         **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},

@@ -10,7 +10,7 @@ from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.values import shifts_labels
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.made_with import differences
-from domino_jax.weights.loading import read_target_config
+from domino_jax.weights.target import read_target_config
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import recipe
 

@@ -40,6 +40,17 @@ def test_shards_named_by_the_index_are_read(tmp_path):
     assert {name: tensor.shape for name, tensor in tensors.items()} == {"a": (2,), "b": (3,)}
 
 
+def test_weights_beside_those_that_are_read_are_named(tmp_path, caplog):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / hf.SINGLE)
+    assert len(hf.open_tensors(tmp_path)) == 1 and not caplog.records
+    for name in ("adapter_model.safetensors", "model-1.safetensors"):
+        save_file({"a": np.zeros(2, np.float32)}, tmp_path / name)
+    assert hf.open_tensors(tmp_path)["a"].read().all() and len(hf.open_tensors(tmp_path)) == 1
+    [record] = caplog.records
+    names = "adapter_model.safetensors, model-1.safetensors, model.safetensors"
+    assert f"{tmp_path} holds {names}: only model.safetensors is read" in record.getMessage()
+
+
 ESCAPES = [
     "../out.safetensors",
     "/etc/out.safetensors",
@@ -317,6 +328,20 @@ def test_a_tokenizer_and_its_template_are_loaded_from_local_files_if_there_are_a
     tokenizer = hf.load_tokenizer(tmp_path)
     assert tokenizer.encode("no yes", add_special_tokens=False) == [1, 0]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "no"}], tokenize=False) == "no "
+
+
+def test_two_different_templates_are_named(tmp_path, caplog):
+    write_tokenizer(tmp_path, "{{ messages }}")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for other, warnings in (("{{ messages }}", 0), ("{{ other }}", 1)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": other}))
+        assert hf.load_tokenizer(tmp_path).chat_template == "{{ messages }}"
+        assert caplog.text.count("has two chat templates: chat_template.jinja is read") == warnings
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": name, "template": name} for name in ("default", "tool_use")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    hf.load_tokenizer(tmp_path)
+    assert "the chat templates default, tool_use: default is read" in caplog.text
 
 
 def test_a_template_that_reaches_for_python_is_stopped_by_the_sandbox(tmp_path):

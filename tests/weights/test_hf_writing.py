@@ -11,7 +11,8 @@ from domino_jax.weights import hf
 
 
 def test_what_is_written_opens_in_the_public_library_with_the_public_metadata(tmp_path):
-    tensors = {"b": np.ones((2, 3), jnp.bfloat16), "a": np.zeros(4, np.float32), "c": np.array(7, np.int64)}
+    matrix = np.arange(6, dtype=np.float32).reshape(3, 2)
+    tensors = {"b": matrix.T.astype(jnp.bfloat16), "a": matrix.T, "c": np.array(7, np.int64), "d": matrix[::2, 1:]}
     hf.write_folder(tmp_path, tensors, {"model_type": "qwen3"})
     back = load_file(tmp_path / hf.SINGLE)
     assert {name: (array.dtype, array.shape) for name, array in back.items()} == {

@@ -117,6 +117,17 @@ def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, 
         assert "speculators_config" not in raw and "`vllm serve THIS_FOLDER`" not in card
 
 
+def test_a_card_names_a_target_of_the_hub_as_its_base_and_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/target").mkdir(parents=True)
+    cached = "/home/me/.cache/hub/models--Qwen--Qwen3-8B/snapshots/0123"
+    ids = {HUB_ID: HUB_ID, f"{HUB_ID}@main": HUB_ID, cached: "Qwen/Qwen3-8B", "models/target": None, "/data/t": None}
+    assert {path: formats.hub_id(path) for path in ids} == ids
+    card = written(tmp_path, *drafter("tied_shift", True), "models/target")[1]
+    assert "base_model" not in card and "--model-path target " in card
+    assert f"base_model: {HUB_ID}\n" in written(tmp_path, *drafter("tied_shift", True))[1]
+
+
 @pytest.mark.parametrize("case", NOT_SERVED)
 def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_path, case):
     name, head, changes, reason = NOT_SERVED[case]
