@@ -73,12 +73,14 @@ class SamplingKind:
 
     greedy: nothing is drawn.  pool: how many of the largest logits to find, 0 for none.  nucleus: top-p is on.
     searched: top-p has to search its threshold, because no top-k pool holds all of the mass.
+    delayed: some rows have min_tokens, before which no stop id is chosen.
     """
 
     greedy: bool
     pool: int
     nucleus: bool
     searched: bool
+    delayed: bool = False
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> "SamplingKind":
