@@ -143,10 +143,10 @@ class Exchange:
         """An answer, and what an update adds to its text, up to the end of all. Raises Refusal."""
         while not all(answer.finish_reason for answer in self.answers):
             answer, update = await self.arrivals.get()
-            if update.refusal:
-                raise update.refusal
             if answer.finish_reason:
                 continue  # a stop string ended it
+            if update.refusal:
+                raise update.refusal
             before, texts = answer.cut, answer.add(update)
             drafts = answer.cut.drafted - (before.drafted if before else 0)
             job = self.jobs[answer]

@@ -78,9 +78,10 @@ class Problems(dict[str, str]):
 
     param: str | None = None
 
-    def add(self, param: str, name: str, change: str) -> None:
-        self.param = self.param or _shown(param)
-        self.setdefault(_shown(name), change)
+    def add(self, name: str, change: str, within: str = "") -> None:
+        """within: the field that holds this one, if one does."""
+        self.param = self.param or _shown(within.partition(".")[0] or name)
+        self.setdefault(_shown(f"{within}.{name}" if within else name), change)
 
     def __str__(self) -> str:
         named = [f"{name}: {change}." for name, change in list(self.items())[:MOST_NAMED]]
@@ -98,25 +99,19 @@ def read_fields(raw: Mapping[str, Any], table: Table, problems: Problems, within
     for name, value in raw.items():
         if value is None:
             continue
-        where = f"{within}.{name}" if within else name
         kinds = table.supported.get(name, ())
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
         if int in kinds and isinstance(value, float) and value.is_integer():
             value = int(value)
         if not kinds and not _asks_for_nothing(value, table.neutral.get(name, ())):
-            supported = name in table.neutral
-            problems.add(
-                within or name, where, f"{quote(value)} is not supported; leave it out" if supported else UNKNOWN
-            )
+            known = f"{quote(value)} is not supported" if name in table.neutral else "it is not a field of this server"
+            problems.add(name, f"{known}; leave it out", within)
         elif kinds and not (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))):
             wanted = " or ".join(kind.__name__ for kind in kinds)
-            problems.add(within or name, where, f"it is {quote(value)}, expected {wanted}")
+            problems.add(name, f"it is {quote(value)}, expected {wanted}", within)
         elif kinds:
             values[name] = value
     return values
-
-
-UNKNOWN = "it is not a field that is supported here; leave it out"
 
 
 def _asks_for_nothing(value: Any, neutral: Any) -> bool:

@@ -120,7 +120,7 @@ def _message(message: Any, problems: Problems) -> dict[str, Any]:
     fields = read_fields(message, MESSAGE, problems, "messages")
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
-        problems.add("messages", "messages.role", f"it is {quote(role)}, expected one of {', '.join(ROLES)}")
+        problems.add("role", f"it is {quote(role)}, expected one of {', '.join(ROLES)}", "messages")
     if isinstance(content, list):
         content = "".join(_part(part, problems) for part in content)
     elif content is None and role == "assistant":
@@ -134,7 +134,7 @@ def _part(part: Any, problems: Problems) -> str:
     fields = read_fields(part, PART, problems, "messages.content") if isinstance(part, dict) else {}
     if fields.get("type") != "text" or "text" not in fields:
         change = "its parts are {type: text, text: …}; images and files are not supported"
-        problems.add("messages", "messages.content", change)
+        problems.add("content", change, "messages")
     return fields.get("text", "")
 
 

@@ -106,6 +106,17 @@ def raw_stream(port: int, body: dict, sent: bytes | None = None, path: str = "/v
     return connection
 
 
+def stream_of(port: int, body: dict, path: str = "/v1/chat/completions") -> list[dict]:
+    """The objects of a whole stream."""
+    received = b""
+    with contextlib.closing(raw_stream(port, {"stream": True} | body, path=path)) as connection:
+        while b"[DONE]" not in received:
+            part = connection.recv(65536)
+            assert part, received
+            received += part
+    return [json.loads(line[6:]) for line in received.decode().splitlines() if line.startswith("data: {")]
+
+
 def start_command(log: pathlib.Path, *flags: str) -> tuple[subprocess.Popen, int]:
     """The command as a process, and its port."""
     argv = [sys.executable, "-m", "domino_jax.serve", "--config=configs/tiny.py", "--port=0", *SETTINGS, *flags]

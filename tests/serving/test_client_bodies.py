@@ -1,15 +1,13 @@
 """Bodies as clients of the field send them with their defaults, and what their fields mean."""
 
 import concurrent.futures
-import contextlib
 import json
 import logging
 
-import httpx
 import pytest
 
 from domino_jax.decoding.requests import Request
-from tests.helpers.serving import MODEL, QUESTION, asked, get, post, raw_stream
+from tests.helpers.serving import MODEL, QUESTION, asked, get, post, stream_of
 
 pytest.importorskip("starlette", reason="requirements-serve.txt is not installed")
 openai = pytest.importorskip("openai", reason="openai is not installed")
@@ -47,18 +45,6 @@ BODIES = {
     "litellm": (CHAT, {"max_tokens": 4, "tool_choice": "none", "tools": [], "parallel_tool_calls": True, "user": "me"}),
     "vLLM's examples": (CHAT, {"max_tokens": 4, "chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 0}),
 }
-
-
-def stream_of(port: int, body: dict, path: str = CHAT) -> list[dict]:
-    """The objects of a whole stream, read as clients of httpx read it."""
-    with contextlib.closing(raw_stream(port, {"stream": True} | body, path=path)) as connection:
-        received = b""
-        while b"[DONE]" not in received:
-            part = connection.recv(65536)
-            assert part, received
-            received += part
-    lines = httpx.Response(200, content=received.partition(b"\r\n\r\n")[2]).iter_lines()
-    return [json.loads(one[6:]) for one in lines if one.startswith("data: {")]
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +95,7 @@ def test_all_that_would_change_the_text_is_refused_in_one_message_and_a_line_of_
 
 def test_messages_as_clients_send_them_back(engine, reads):
     def shown(*messages):
-        return engine.served.tokenizer.decode(reads(messages=messages).prompt)
+        return engine.served.tokenizer.decode(reads(messages=list(messages)).prompt)
 
     system, developer = ({"role": role, "content": "Be brief."} for role in ("system", "developer"))
     assert shown(developer, *MESSAGES) == shown(system, *MESSAGES)

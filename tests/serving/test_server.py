@@ -25,6 +25,7 @@ from tests.helpers.serving import (
     post,
     raw_stream,
     start_command,
+    stream_of,
     wait_for,
 )
 
@@ -330,14 +331,7 @@ def test_what_a_stop_string_cuts_is_cut_in_every_count(engine, port, place, stre
     names = [*(f"spec_decode_num_{part}_total" for part in parts), "generation_tokens_total"]
     before = [metric(port, name) for name in names]
     body = asked(stop=stop, stream=stream, stream_options={"include_usage": True})
-    if stream:
-        with contextlib.closing(raw_stream(port, body)) as connection:
-            received = b""
-            while b"[DONE]" not in received:
-                received += connection.recv(65536)
-        answer = json.loads(received.split(b"data: ")[-2])
-    else:
-        answer = post(port, body)[2]
+    answer = stream_of(port, body)[-1] if stream else post(port, body)[2]
     wait_for(lambda: idle(port), 60)
     counted = [metric(port, name) - old for name, old in zip(names, before, strict=True)]
 
