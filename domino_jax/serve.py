@@ -37,7 +37,7 @@ from domino_jax.weights.loading import keep_compiled
 
 HOST, PORT = "127.0.0.1", 8000
 # Pages of other sites can point a name of theirs at this machine, and then read answers as their own site's.
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEY = "DOMINO_API_KEY"
 
 

@@ -23,7 +23,7 @@ from domino_jax.decoding.width import Dispatch
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, request_keys
-from domino_jax.method.settings import SamplingKind, SamplingParams
+from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
 LEAST_PART = 64  # tokens that are read after a prefix, padding included: fewer sizes are fewer programs
@@ -84,7 +84,10 @@ class Queue:
         self.clock = clock or Clock()
         self.rows: list[Ticket | None] = []
         self.waiting: deque[Ticket] = deque(tickets or ())
-        self.kind = shared_kind([ticket.request for ticket in self.waiting], generator.settings.sampling)
+        samplings = {ticket.request.sampling for ticket in self.waiting}
+        delayed = any(ticket.request.min_tokens for ticket in self.waiting)
+        plain = not delayed and not samplings - {generator.settings.sampling}
+        self.kind = None if plain else SamplingKind.of(samplings, delayed)
         self.least, self.most = self._cache_sizes()
         self.state: DecodeState | None = None
         self.controller = generator.controller(mode)
@@ -354,14 +357,6 @@ class Queue:
         if rows != before:
             state = run(("rows", before, rows, self.kind), _take, state, places, np.arange(rows) >= real)
         self.state = state.replace(target_cache=target, draft_cache=draft)
-
-
-def shared_kind(requests: Sequence[Request], usual: SamplingParams) -> SamplingKind | None:
-    """The kind of all requests together; None where all of them sample by `usual` alone."""
-    samplings, delayed = {request.sampling for request in requests}, any(request.min_tokens for request in requests)
-    if not (delayed or samplings - {usual}):
-        return None
-    return dataclasses.replace(SamplingKind.of(samplings), delayed=delayed)
 
 
 def covering_kinds(requests: Sequence[Request]) -> tuple[SamplingKind, SamplingKind]:

@@ -83,12 +83,13 @@ class SamplingKind:
     delayed: bool = False
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> "SamplingKind":
+    def of(cls, params: Sequence[SamplingParams], delayed: bool = False) -> "SamplingKind":
         return cls(
             greedy=all(one.greedy for one in params),
             pool=max(one.top_k for one in params),
             nucleus=any(one.top_p < 1.0 for one in params),
             searched=any(one.top_p < 1.0 and not one.top_k for one in params),
+            delayed=delayed,
         )
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import logging
 import pathlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,24 +18,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from domino_jax.serving.connections import Hosts
 from domino_jax.serving.engine import READY, Engine, Job, Refusal, Update
-from domino_jax.serving.protocol import Answer, new_answers, parse_body, read_requests, summed, whole
+from domino_jax.serving.protocol import Answer, Asked, new_id, parse_body, read_requests, summed, whole
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
 MOST_BYTES = 4 << 20  # of a body
 BODY_SECONDS = 30.0  # in which a body has to arrive
 LONG_BYTES = 64 << 10  # a longer body is read on a separate thread, so that short ones do not wait for its tokens
 SLACK = 30.0  # seconds that a client has to read an answer after the engine's limit
-# Paths that clients ask for and that are not served, with what they can do.
-REMEDIES = {
-    "/v1/responses": "clients of OpenAI's Responses API have to be set to chat completions",
-    "/chat/completions": "the base URL of this server ends with /v1",
-    "/completions": "the base URL of this server ends with /v1",
-}
+PATHS = "this server has chat completions at /v1/chat/completions and completions at /v1/completions, no responses"
 LOG = logging.getLogger(__name__)
 
 
@@ -55,20 +52,14 @@ class Server:
         return Response(generate_latest(self.engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
+        """All models, or the one that the path names."""
         self._check(request)
-        return Json({"object": "list", "data": [self._model()]})
-
-    async def model(self, request: Request) -> Response:
-        self._check(request)
-        model, name = self._model(), request.path_params["name"]
-        if name != model["id"]:
-            raise Refusal(f"the model is {model['id']!r}.", 404, "model", "model_not_found")
-        return Json(model)
-
-    def _model(self) -> dict[str, Any]:
         served = self.engine.served
         model = {"id": served.name, "object": "model", "created": 0, "owned_by": "domino_jax", "modes": served.modes}
-        return {**model, "max_model_len": served.generator.limits.room(0)}
+        model["max_model_len"] = served.generator.limits.room(0)
+        if request.path_params.get("name", served.name) != served.name:
+            raise Refusal(f"the model is {served.name!r}.", 404, "model", "model_not_found")
+        return Json(model if request.path_params else {"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Response:
         return await self._complete(request, chat=True)
@@ -90,20 +81,9 @@ class Server:
         # Pages of other sites may send any other type without asking first.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refusal("the Content-Type of the request must be application/json.", 415)
-        loop, arrivals, served = asyncio.get_running_loop(), asyncio.Queue(), self.engine.served
-        pool = self.long if len(body) > LONG_BYTES else None
-        asked = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, served))
-        answers = new_answers(asked, chat, served)
-
-        def new_job(answer: Answer) -> Job:
-            def deliver(update: Update) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(arrivals.put_nowait, (answer, update))
-
-            one = answer.asked
-            return Job(one.prompt, one.request, one.mode, deliver, one.stream and one.drafts)
-
-        exchange = Exchange(self.engine, {answer: new_job(answer) for answer in answers}, arrivals)
+        loop, pool = asyncio.get_running_loop(), self.long if len(body) > LONG_BYTES else None
+        asked = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, self.engine.served))
+        exchange = Exchange(self.engine, asked, chat)
         exchange.submit()
         if asked[0].stream:
             return Events(exchange)
@@ -113,7 +93,7 @@ class Server:
             await asyncio.wait({texts, left}, return_when=asyncio.FIRST_COMPLETED)
             if not texts.done():
                 raise ClientDisconnect
-            return Json(whole(answers, texts.result()))
+            return Json(whole(list(exchange.jobs), texts.result()))
         finally:
             texts.cancel()
             left.cancel()
@@ -121,10 +101,20 @@ class Server:
 
 
 class Exchange:
-    """The answers to one body with their jobs, and the updates of these as they arrive."""
+    """The answers to the prompts of one body with their jobs, and the updates of these as they arrive."""
 
-    def __init__(self, engine: Engine, jobs: dict[Answer, Job], arrivals: asyncio.Queue):
-        self.engine, self.jobs, self.answers, self.arrivals = engine, jobs, list(jobs), arrivals
+    def __init__(self, engine: Engine, asked: Sequence[Asked], chat: bool):
+        self.engine, self.asked, self.jobs, self.arrivals = engine, asked[0], {}, asyncio.Queue()
+        self.loop, name = asyncio.get_running_loop(), new_id(chat)
+        for index, one in enumerate(asked):
+            answer = Answer(one, chat, engine.served, index, name)
+            deliver = functools.partial(self._deliver, answer)
+            self.jobs[answer] = Job(one.prompt, one.request, one.mode, deliver, one.stream and one.drafts)
+
+    def _deliver(self, answer: Answer, update: Update) -> None:
+        """On the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self.arrivals.put_nowait, (answer, update))
 
     def submit(self) -> None:
         """Raises Refusal, where all of the jobs find no place."""
@@ -141,7 +131,7 @@ class Exchange:
 
     async def updates(self) -> AsyncIterator[tuple[Answer, list[str]]]:
         """An answer, and what an update adds to its text, up to the end of all. Raises Refusal."""
-        while not all(answer.finish_reason for answer in self.answers):
+        while not all(answer.finish_reason for answer in self.jobs):
             answer, update = await self.arrivals.get()
             if answer.finish_reason:
                 continue  # a stop string ended it
@@ -157,25 +147,25 @@ class Exchange:
 
     async def texts(self) -> list[str]:
         """The whole text of each answer. Raises Refusal."""
-        parts = {answer: [] for answer in self.answers}
+        parts = {answer: [] for answer in self.jobs}
         async for answer, texts in self.updates():
             parts[answer] += texts
         return ["".join(texts) for texts in parts.values()]
 
     async def events(self) -> AsyncIterator[str]:
         """The lines of a stream of server-sent events."""
-        asked = self.answers[0].asked
+        asked, answers = self.asked, list(self.jobs)
         try:
             async for answer, texts in self.updates():
                 more = {"domino": answer.details(texts)} if asked.rounds else {}
                 if answer.finish_reason or more or any(texts):
-                    usage = summed(self.answers).usage() if asked.continuous_usage else None
+                    usage = summed(answers).usage() if asked.continuous_usage else None
                     yield line(answer.chunk("".join(texts), usage, **more))
         except Refusal as refusal:
             yield line(refusal.body)
             return
         if asked.include_usage:
-            yield line(summed(self.answers).usage_chunk())
+            yield line(summed(answers).usage_chunk())
         yield "data: [DONE]\n\n"
 
 
@@ -196,17 +186,15 @@ class Events(StreamingResponse):
             self.exchange.cancel()
 
 
-class Json(Response):
-    """JSON in ASCII: clients that read a stream line by line would cut it at U+2028, U+2029 and U+0085."""
-
-    media_type = "application/json"
+class Json(JSONResponse):
+    """In ASCII, which can hold any text."""
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content).encode("ascii")
+        return json.dumps(content).encode()
 
 
 def line(value: dict[str, Any]) -> str:
-    """An event, in ASCII as `Json`."""
+    """An event in ASCII: clients that read line by line would cut it at U+2028, U+2029 and U+0085."""
     return f"data: {json.dumps(value)}\n\n"
 
 
@@ -231,7 +219,7 @@ async def read_body(request: Request) -> bytes:
 
 async def on_refusal(request: Request, refusal: Refusal) -> Response:
     if refusal.status < 429:  # not for the load of the server
-        text = f"{request.method} {request.url.path}: {refusal.status}, {refusal}"
+        text = f"{request.method} {request.url.path[:200]}: {refusal.status}, {refusal}"
         LOG.warning("%s", "".join(letter if letter.isprintable() else " " for letter in text))
     headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
     if refusal.status in (408, 413):
@@ -240,21 +228,30 @@ async def on_refusal(request: Request, refusal: Refusal) -> Response:
 
 
 async def on_http_error(request: Request, error: HTTPException) -> Response:
-    path = request.url.path
-    remedy = f"; {REMEDIES[path]}" if path in REMEDIES else ""
-    if request.method == "OPTIONS":
-        remedy = "; for pages of another origin start the server with --allow_origin=ORIGIN"
+    origins = "pages of another origin may ask where the server is started with --allow_origin=ORIGIN"
+    text = f"{error.detail}: {request.url.path}; {origins if request.method == 'OPTIONS' else PATHS}."
     with contextlib.suppress(Refusal, ClientDisconnect):
         await read_body(request)
-    return await on_refusal(request, Refusal(f"{error.detail}: {request.method} {path}{remedy}.", error.status_code))
-
-
-async def on_error(request: Request, error: Exception) -> Response:
-    return Json(Refusal("the server has an error; its log has the traceback.", 500).body, 500)  # starlette raises it
+    return await on_refusal(request, Refusal(text, error.status_code))
 
 
 async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
+
+
+class Hosts:
+    """Refuses requests to other host names. One without a name is no browser's, so no page of another site sent it."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]):
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, app = Request(scope, receive), self.app
+        host = request.headers.get("host", "")
+        if host and "*" not in self.hosts and re.sub(r":\d+$", "", host).lower() not in self.hosts:
+            remedy = f"send one of {', '.join(self.hosts)} as Host, or start the server with --host=ADDRESS"
+            app = await on_refusal(request, Refusal(f"host {host[:80]!r} is not answered; {remedy}."))
+        await app(scope, receive, send)
 
 
 def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",), origin: str | None = None) -> Starlette:
@@ -271,11 +268,11 @@ def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",), orig
         Route("/health", server.health),
         Route("/metrics", server.metrics),
         Route("/v1/models", server.models),
-        Route("/v1/models/{name:path}", server.model),
+        Route("/v1/models/{name:path}", server.models),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         Route("/v1/completions", server.text, methods=["POST"]),
     ]
-    handlers = {Refusal: on_refusal, HTTPException: on_http_error, ClientDisconnect: on_disconnect, Exception: on_error}
+    handlers = {Refusal: on_refusal, HTTPException: on_http_error, ClientDisconnect: on_disconnect}
     middleware = [Middleware(Hosts, hosts=hosts)]
     if origin:
         allowed = {"allow_origins": [origin], "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}

@@ -27,8 +27,6 @@ class Metrics:
         self.exploring = new(Counter, "exploring_seconds", "Time lost to trying other numbers of drafts.")
         self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
         self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
-        each = "Accepted drafts by their place in the round, from 0."
-        self.places = new(Counter, "spec_decode_num_accepted_tokens_per_pos", each, labelnames=("position",))
         self.first = new(Histogram, "time_to_first_token_seconds", "Arrival to first token.", buckets=seconds)
         self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
         self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
@@ -51,7 +49,5 @@ class Metrics:
         self.drafts.inc(len(rounds))
         self.draft_tokens.inc(drafts)
         self.accepted.inc(sum(rounds) - len(rounds))
-        for place in (place for length in rounds for place in range(length - 1)):
-            self.places.labels(place).inc()
         if update.finish_reason:
             self.whole.observe(update.at - job.arrived)

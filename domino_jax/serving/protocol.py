@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import json
 import secrets
@@ -18,11 +19,13 @@ from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
 from domino_jax.serving.engine import Refusal, Served, Update
-from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, Problems, read_fields
+from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, read_fields
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_STOPS, LONGEST_STOP = 16, 1_000  # characters: each token is compared with the beginnings of all stop strings
+LONGEST_MESSAGE = 2_000  # characters of a refusal
+MOST_PROMPTS = 1_024  # of a body
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +62,19 @@ def read_requests(raw: dict[str, Any], chat: bool, served: Served) -> list[Asked
     prompts = raw.get("prompt")
     if chat or not isinstance(prompts, list) or not prompts or isinstance(prompts[0], (int, float)):
         return [read_request(raw, chat, served)]
+    _need(len(prompts) <= MOST_PROMPTS, "prompt", f"send at most {MOST_PROMPTS:,} texts at once")
     return [read_request({**raw, "prompt": prompt}, chat, served) for prompt in prompts]
 
 
 def read_request(raw: dict[str, Any], chat: bool, served: Served) -> Asked:
     """What a body with one prompt asks for. Raises Refusal with the names of the fields that are wrong."""
-    problems = Problems()
+    problems: dict[str, str] = {}
     fields = read_fields(raw, CHAT if chat else TEXT, problems)
-    options = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, problems, "stream_options")
+    options = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, problems, "stream_options.")
     messages = [_message(message, problems) for message in fields.get("messages", [])]
     if problems:
-        raise Refusal(str(problems), param=problems.param)
+        text = " ".join(f"{name}: {problem}." for name, problem in problems.items())
+        raise Refusal(text[:LONGEST_MESSAGE], param=next(iter(problems)).partition(".")[0])
     _need("model" in fields, "model", f"name the model, {served.name!r}")
     if fields["model"] != served.name:
         message = f"model {quote(fields['model'])} is not served here; the model is {served.name!r}."
@@ -107,20 +112,25 @@ def _encode(fields: dict[str, Any], messages: list[dict] | None, served: Served)
     if messages is None:
         row = {"prompt" if isinstance(fields[name], str) else "token_ids": fields[name]}
     else:
-        row = {"messages": messages, "chat_template_kwargs": fields.get("chat_template_kwargs")}
+        variables = fields.get("chat_template_kwargs", {})
+        # A template of the client's could run for hours.
+        parameters = inspect.signature(served.tokenizer.apply_chat_template).parameters if served.tokenizer else ()
+        taken = sorted(set(parameters) & set(variables))
+        _need(not taken, "chat_template_kwargs", f"{', '.join(taken)} cannot be chosen by requests; leave it out")
+        row = {"messages": messages, "chat_template_kwargs": variables}
     try:
         return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name)
     except DataError as error:
         raise Refusal(str(error), param=name) from error
 
 
-def _message(message: Any, problems: Problems) -> dict[str, Any]:
+def _message(message: Any, problems: dict[str, str]) -> dict[str, Any]:
     """A message as the chat template reads it."""
     _need(isinstance(message, dict), "messages", f"a message is {quote(message)}, expected an object")
-    fields = read_fields(message, MESSAGE, problems, "messages")
+    fields = read_fields(message, MESSAGE, problems, "messages.")
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
-        problems.add("role", f"it is {quote(role)}, expected one of {', '.join(ROLES)}", "messages")
+        problems["messages.role"] = f"it is {quote(role)}, expected one of {', '.join(ROLES)}"
     if isinstance(content, list):
         content = "".join(_part(part, problems) for part in content)
     elif content is None and role == "assistant":
@@ -130,11 +140,10 @@ def _message(message: Any, problems: Problems) -> dict[str, Any]:
     return {**fields, "role": ROLES.get(role), "content": content}
 
 
-def _part(part: Any, problems: Problems) -> str:
-    fields = read_fields(part, PART, problems, "messages.content") if isinstance(part, dict) else {}
+def _part(part: Any, problems: dict[str, str]) -> str:
+    fields = read_fields(part, PART, problems, "messages.content.") if isinstance(part, dict) else {}
     if fields.get("type") != "text" or "text" not in fields:
-        change = "its parts are {type: text, text: …}; images and files are not supported"
-        problems.add("content", change, "messages")
+        problems["messages.content"] = "its parts are {type: text, text: …}; images and files are not supported"
     return fields.get("text", "")
 
 
@@ -164,9 +173,8 @@ class Answer:
     tokens, rounds, drafted: counts of what is before that cut.  cut: the last update, as far as it is before it.
     """
 
-    def __init__(self, asked: Asked, chat: bool, served: Served, index: int = 0):
-        self.asked, self.chat, self.index = asked, chat, index
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+    def __init__(self, asked: Asked, chat: bool, served: Served, index: int = 0, name: str = ""):
+        self.asked, self.chat, self.index, self.id = asked, chat, index, name
         self.created, self.model = int(time.time()), served.name
         self.prompt_tokens, self.tokens, self.rounds, self.drafted, self.cached = len(asked.prompt), 0, [], 0, 0
         self.finish_reason: str | None = None
@@ -259,12 +267,9 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def new_answers(asked: Sequence[Asked], chat: bool, served: Served) -> list[Answer]:
-    """The answers to the prompts of one body, which have one id."""
-    answers = [Answer(one, chat, served, index) for index, one in enumerate(asked)]
-    for answer in answers:
-        answer.id = answers[0].id
-    return answers
+def new_id(chat: bool) -> str:
+    """Of all answers to one body."""
+    return f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
 
 
 def whole(answers: Sequence[Answer], texts: Sequence[str]) -> dict[str, Any]:

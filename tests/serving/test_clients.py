@@ -6,6 +6,7 @@ test_server.py, and the bodies of others are in test_client_bodies.py.
 
 import json
 import os
+import pathlib
 import subprocess
 
 import pytest
@@ -19,10 +20,10 @@ pytestmark = pytest.mark.tools
 TARGET = ROOT / "assets" / "tiny_qwen3"
 
 
-def python_of(variable: str) -> str:
+def python_of(variable: str) -> pathlib.Path:
     if variable not in os.environ:
         pytest.skip(f"{variable} names no Python")
-    return os.environ[variable]
+    return pathlib.Path(os.environ[variable])
 
 
 def run(*command: object) -> str:
@@ -36,7 +37,7 @@ def run(*command: object) -> str:
 def test_guidellm_measures_answers_of_the_length_that_it_asks_for(port, tmp_path):
     report = tmp_path / "report.json"
     run(
-        python_of("GUIDELLM_PYTHON").replace("python", "guidellm"),
+        python_of("GUIDELLM_PYTHON").with_name("guidellm"),
         *("run", "--disable-console", "--tokenizer", f"kind=huggingface_auto,model={TARGET}"),
         *("--backend", f"kind=openai_http,target=http://127.0.0.1:{port},model={MODEL}"),
         *("--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=16", "--profile", "kind=concurrent,streams=2"),
@@ -84,7 +85,7 @@ def test_vllms_request_functions_get_their_tokens_and_the_time_of_the_first_one(
 
 def test_aiperf_keeps_the_acceptance_of_every_answer(port, tmp_path):
     run(
-        python_of("AIPERF_PYTHON").replace("python", "aiperf"),
+        python_of("AIPERF_PYTHON").with_name("aiperf"),
         *("profile", "--model", MODEL, "--url", f"http://127.0.0.1:{port}", "--tokenizer", TARGET),
         *("--endpoint-type", "chat", "--streaming", "--concurrency", 2, "--request-count", 6),
         *("--synthetic-input-tokens-mean", 24, "--output-tokens-mean", 16, "--ui", "none"),

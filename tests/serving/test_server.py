@@ -150,6 +150,7 @@ BAD = {
     json.dumps(asked(ignore_eos=1)): "ignore_eos",
     json.dumps(asked(reasoning_effort="high")): "reasoning_effort",
     json.dumps(asked(chat_template_kwargs=[1])): "chat_template_kwargs",
+    json.dumps(asked(chat_template_kwargs={"chat_template": "{{ 1 }}"})): "chat_template_kwargs",
     json.dumps(asked())[:-1] + r', "\ud800": 1}': r"\ud800",
     json.dumps(asked(mode="tree")): "mode",
     json.dumps(asked(stop=["a", 1])): "stop",
@@ -357,10 +358,8 @@ def test_on_the_loopback_other_host_names_are_refused_with_the_remedy(engine):
         for host in ("example.com", "[", "localhost.example.com"):
             status, text = get(port, "/v1/models", Host=host)
             assert status == 400 and "localhost" in json.loads(text)["error"]["message"]
-        for head, status in ((b"GET /health HTTP/1.0\r\n\r\n", b"200"), (b"GET /health HTTP/1.1\r\n\r\n", b"400")):
-            received = b"".join(iter(functools.partial(raw_stream(port, {}, head).recv, 4096), b""))
-            assert received.split()[1] == status
-        assert "Host" in json.loads(received.split(b"\r\n\r\n")[1])["error"]["message"]
+        probe = raw_stream(port, {}, b"GET /health HTTP/1.0\r\n\r\n")  # of a proxy
+        assert b"".join(iter(functools.partial(probe.recv, 4096), b"")).split()[1] == b"200"
 
 
 def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
@@ -379,13 +378,6 @@ def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
             assert {name.lower(): value for name, value in headers.items()}.get(
                 "access-control-allow-origin"
             ) == allowed
-
-
-def test_an_error_of_the_server_has_the_error_form(engine, monkeypatch):
-    with listening(engine) as port, monkeypatch.context() as patch:
-        patch.setattr("domino_jax.serving.app.new_answers", lambda *_: 1 / 0)
-        status, _, answer = post(port, asked())
-        assert (status, answer["error"]["type"]) == (500, "server_error")
 
 
 @pytest.mark.slow
