@@ -1,5 +1,6 @@
 """Acceptance: τ, the tokens that a round emits on average, and the rate of every draft position."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] 
     if not steps:
         return None
     accepted = sum((emitted - 1) * count for emitted, count in counts.items())
-    most = max(-(-drafts // steps), *(emitted - 1 for emitted in counts))
+    most = max(math.ceil(drafts / steps), *(emitted - 1 for emitted in counts))
     return {
         "mean_acceptance_length": 1 + accepted / steps,
         "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
