@@ -32,7 +32,7 @@ def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] 
     return {
         "mean_acceptance_length": 1 + accepted / steps,
         "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
-        "acceptance_histogram": [counts[drafts + 1] if drafts + 1 in counts else 0 for drafts in range(most + 1)],
+        "acceptance_histogram": [counts[size] if size in counts else 0 for size in range(1, most + 2)],
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafts,
         "num_spec_steps": steps,

@@ -30,7 +30,7 @@ MOST_BYTES = 4 << 20  # of a body
 BODY_SECONDS = 30.0  # in which a body has to arrive
 LONG_BYTES = 64 << 10  # a longer body is read on a separate thread, so that short ones do not wait for its tokens
 SLACK = 30.0  # seconds that a client has to read an answer after the engine's limit
-PATHS = "this server has chat completions at /v1/chat/completions and completions at /v1/completions, no responses"
+PATHS = "this server has /v1/chat/completions, /v1/completions and /v1/models, and no Responses API"
 LOG = logging.getLogger(__name__)
 
 
@@ -76,12 +76,12 @@ class Server:
             raise Refusal(f"the server is {self.engine.status}.", 503)
 
     async def _complete(self, request: Request, chat: bool) -> Response:
-        body = await read_body(request)  # at first: a client reads no refusal while it sends
         self._check(request)
         # Pages of other sites may send any other type without asking first.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refusal("the Content-Type of the request must be application/json.", 415)
-        loop, pool = asyncio.get_running_loop(), self.long if len(body) > LONG_BYTES else None
+        body, loop = await read_body(request), asyncio.get_running_loop()
+        pool = self.long if len(body) > LONG_BYTES else None
         asked = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, self.engine.served))
         exchange = Exchange(self.engine, asked, chat)
         exchange.submit()
@@ -199,21 +199,16 @@ def line(value: dict[str, Any]) -> str:
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises Refusal for a body that is too long or too slow.
-
-    One that is too long is read to its end, because a client that still sends does not read the refusal.
-    """
-    body, size = bytearray(), 0
+    """Raises Refusal for a body that is too long or too slow."""
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
-                size += len(part)
-                body += part if size <= MOST_BYTES else b""
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise Refusal(f"the body has more than {MOST_BYTES} bytes.", 413)
     except TimeoutError:
-        if size <= MOST_BYTES:
-            raise Refusal(f"the body did not arrive in {BODY_SECONDS:g} seconds.", 408) from None
-    if size > MOST_BYTES:
-        raise Refusal(f"the body has more than {MOST_BYTES} bytes.", 413)
+        raise Refusal(f"the body did not arrive in {BODY_SECONDS:g} seconds.", 408) from None
     return bytes(body)
 
 
@@ -221,17 +216,14 @@ async def on_refusal(request: Request, refusal: Refusal) -> Response:
     if refusal.status < 429:  # not for the load of the server
         text = f"{request.method} {request.url.path[:200]}: {refusal.status}, {refusal}"
         LOG.warning("%s", "".join(letter if letter.isprintable() else " " for letter in text))
-    headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
-    if refusal.status in (408, 413):
-        headers["Connection"] = "close"  # a rest of the body may not have been read
-    return Json(refusal.body, refusal.status, headers)
+    # Not for 413: uvicorn reads the rest of the body, so that a client that still sends gets the answer.
+    headers = {408: {"Connection": "close"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    return Json(refusal.body, refusal.status, headers.get(refusal.status))
 
 
 async def on_http_error(request: Request, error: HTTPException) -> Response:
     origins = "pages of another origin may ask where the server is started with --allow_origin=ORIGIN"
     text = f"{error.detail}: {request.url.path}; {origins if request.method == 'OPTIONS' else PATHS}."
-    with contextlib.suppress(Refusal, ClientDisconnect):
-        await read_body(request)
     return await on_refusal(request, Refusal(text, error.status_code))
 
 

@@ -182,7 +182,7 @@ def test_other_refusals_have_their_status(port):
     assert post(port, asked(), **{"Content-Type": "text/plain"})[0] == 415  # what other sites' pages can send
     assert post(port, asked(), path="/v1/embeddings")[0] == 404
     status, _, answer = post(port, {"model": MODEL, "input": "x"}, path="/v1/responses")
-    assert status == 404 and "chat completions" in answer["error"]["message"]
+    assert status == 404 and "/v1/chat/completions" in answer["error"]["message"]
     assert get(port, "/v1/chat/completions")[0] == 405
     assert get(port, "/health") == (200, "ready") and "<!doctype html>" in get(port, "/")[1]
 
