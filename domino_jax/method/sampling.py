@@ -20,7 +20,7 @@ from domino_jax.models.shapes import Logits
 class RowSampling:
     """The SamplingParams of every row of a batch, for requests that differ; arrays [B].
 
-    first_stop: the first absolute position that a stop id may have.  kind: static; programs differ by it.
+    first_stop: the first absolute position that a stop id may have, 0 for any.  kind: static; programs differ by it.
     """
 
     temperature: jax.Array
@@ -34,12 +34,7 @@ class RowSampling:
     def of(
         cls, rows: Sequence[SamplingParams], kind: SamplingKind | None = None, first_stop: np.ndarray | None = None
     ) -> "RowSampling":
-        """One row for each of `rows`.
-
-        Args:
-            kind: of all params that the program has to serve, of `rows` when None.
-            first_stop: int32 [B]; all positions may have a stop id when None.
-        """
+        """One row for each of `rows`; kind: of all params that the program has to serve, of `rows` when None."""
         columns = [np.array(column) for column in zip(*(row.columns() for row in rows), strict=True)]
         dtypes = (np.float32, np.int32, np.float32, np.float32)
         columns = [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
