@@ -39,7 +39,6 @@ HOST, PORT = "127.0.0.1", 8000
 # Pages of other sites can point a name of theirs at this machine, and then read answers as their own site's.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEY = "DOMINO_API_KEY"
-GRACE_SECONDS = 10  # in which clients have to read the end of their answers after SIGTERM
 
 
 def main(flags: cli.Flags) -> int:
@@ -52,7 +51,9 @@ def main(flags: cli.Flags) -> int:
         import uvicorn
 
         from domino_jax.serving.app import new_app
+        from domino_jax.serving.connections import uvicorn_config
         from domino_jax.serving.engine import Engine
+        from domino_jax.serving.metrics import Metrics
     except ModuleNotFoundError as error:
         raise DominoError(f"{error.name} is not installed: pip install -r requirements-serve.txt.") from error
     host, port, key = flags.host or HOST, PORT if flags.port is None else flags.port, os.environ.get(KEY)
@@ -62,9 +63,9 @@ def main(flags: cli.Flags) -> int:
 
     # 2. The engine, on its own thread: it loads, compiles and decodes. Until it is ready /health answers 503.
     load = functools.partial(loaded, flags, settings)
-    engine = Engine(load)
+    engine = Engine(load, metrics=Metrics(flags.metrics_prefix))
     hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
-    app = new_app(engine, key, hosts)
+    app = new_app(engine, key, hosts, flags.allow_origin)
 
     # 3. The server, on the main thread, which gets the signals.
     class Server(uvicorn.Server):
@@ -74,8 +75,7 @@ def main(flags: cli.Flags) -> int:
             else:
                 engine.drain()
 
-    options = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": GRACE_SECONDS, "ws": "none"}
-    server = Server(uvicorn.Config(app, server_header=False, **options))
+    server = Server(uvicorn_config(app))
     server.interrupted = False
     engine.ended = lambda: setattr(server, "should_exit", True)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -141,4 +141,4 @@ def is_loopback(host: str) -> bool:
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("config",), optional=("host", "port"))
+    cli.run(main, required=("config",), optional=("host", "port", "allow_origin", "metrics_prefix"))

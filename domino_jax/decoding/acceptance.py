@@ -1,5 +1,6 @@
 """Acceptance: τ, the tokens that a round emits on average, and the rate of every draft position."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,20 +21,22 @@ def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] 
 
     Returns:
         None without rounds. The bonus token counts in mean_acceptance_length alone. num_spec_tokens is the drafts of a
-        step, their mean rounded up where the width changes.
+        step; where the width changes their mean, rounded up, or the most that a step accepted if that is more. The
+        histogram has the steps that accepted 0, 1, … num_spec_tokens drafts.
     """
     steps = sum(counts.values())
     if not steps:
         return None
     accepted = sum((emitted - 1) * count for emitted, count in counts.items())
+    most = max(math.ceil(drafts / steps), *(emitted - 1 for emitted in counts))
     return {
         "mean_acceptance_length": 1 + accepted / steps,
         "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
-        "acceptance_histogram": {str(emitted - 1): counts[emitted] for emitted in sorted(counts)},
+        "acceptance_histogram": [counts[size] if size in counts else 0 for size in range(1, most + 2)],
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafts,
         "num_spec_steps": steps,
-        "num_spec_tokens": -(-drafts // steps),
+        "num_spec_tokens": most,
     }
 
 

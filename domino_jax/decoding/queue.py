@@ -85,7 +85,9 @@ class Queue:
         self.rows: list[Ticket | None] = []
         self.waiting: deque[Ticket] = deque(tickets or ())
         samplings = {ticket.request.sampling for ticket in self.waiting}
-        self.kind = SamplingKind.of(samplings) if samplings - {generator.settings.sampling} else None
+        delayed = any(ticket.request.min_tokens for ticket in self.waiting)
+        plain = not delayed and not samplings - {generator.settings.sampling}
+        self.kind = None if plain else SamplingKind.of(samplings, delayed)
         self.least, self.most = self._cache_sizes()
         self.state: DecodeState | None = None
         self.controller = generator.controller(mode)
@@ -173,7 +175,7 @@ class Queue:
             ticket.length, ticket.drafted = int(lengths[place]), int(drafted[place])
             if done[place]:
                 stopped = ticket.token_ids[-1] in np.asarray(self.generator.stop_ids)
-                ticket.finish_reason = "stop" if stopped else "length"
+                ticket.finish_reason = "stop" if stopped and not ticket.request.ignore_eos else "length"
                 self.rows[place] = None
                 if self.prefixes:
                     self._keep(place, ticket)
@@ -231,9 +233,11 @@ class Queue:
         limits = np.array([request.max_new_tokens for request in requests], np.int32)
         seeds = np.array([request.seed for request in requests], np.int32)
         keys = request_keys(seeds, jnp.asarray([request.noise for request in requests], jnp.int32))
-        sampling = self.kind and RowSampling.of([request.sampling for request in requests], self.kind)
+        first_stop = lengths + np.minimum([request.min_tokens for request in requests], limits).astype(np.int32)
+        sampling = self.kind and RowSampling.of([request.sampling for request in requests], self.kind, first_stop)
+        endless = np.array([request.ignore_eos for request in requests])
         models = Models(self.models.target, self.models.target_params) if self.plain else self.models
-        arguments = (models, Prompts(padded, lengths, limits, keys, sampling), generator.stop_ids)
+        arguments = (models, Prompts(padded, lengths, limits, keys, sampling, endless), generator.stop_ids)
         key = ("prefill", rows, bucket, slots, self.plain, self.kind)
         if earlier:
             caches = earlier.target_cache, () if self.plain else earlier.draft_cache
@@ -360,8 +364,9 @@ def covering_kinds(requests: Sequence[Request]) -> tuple[SamplingKind, SamplingK
     params = [request.sampling for request in requests]
     pool = max(one.top_k for one in params)
     pool = max(LEAST_POOL, 1 << (pool - 1).bit_length()) if pool else 0
-    noisy = SamplingKind(greedy=False, pool=pool, nucleus=True, searched=True)
-    return noisy, SamplingKind(True, 0, False, False) if all(one.greedy for one in params) else noisy
+    noisy = SamplingKind(greedy=False, pool=pool, nucleus=True, searched=True, delayed=True)
+    cheap = all(one.greedy for one in params) and not any(request.min_tokens for request in requests)
+    return noisy, SamplingKind(True, 0, False, False) if cheap else noisy
 
 
 def _take(state: DecodeState, places: jax.Array, ended: jax.Array) -> DecodeState:

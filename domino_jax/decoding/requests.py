@@ -15,12 +15,15 @@ class Request:
     """What one prompt asks for besides its tokens; None: the generator's own value.
 
     noise: keys the noise together with the seed, whatever the place in a batch (docs/method.md).
+    min_tokens: the first tokens of the answer, none of which is a stop id.  ignore_eos: no stop id ends the answer.
     """
 
     noise: int
     seed: int | None = None
     max_new_tokens: int | None = None
     sampling: SamplingParams | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
 
 # The values that a prompt row may set; a sampling value that it leaves out is off.

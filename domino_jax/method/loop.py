@@ -29,6 +29,7 @@ class DecodeState:
     accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
     drafted: int32 [B], drafts that these rounds offered to the target.
     done: bool [B]; a finished row is computed along but never advances.
+    endless: bool [B], rows that a stop id does not end; None where it ends all.
     sampling: of each row, where the requests differ; None where all sample alike.
     """
 
@@ -45,6 +46,7 @@ class DecodeState:
     rounds: jax.Array
     drafted: jax.Array
     done: jax.Array
+    endless: jax.Array | None = None
     sampling: RowSampling | None = None
 
 
@@ -53,7 +55,7 @@ class Prompts:
     """What a batch of prompts is started from. Letters: B rows, P tokens of the longest row, or more.
 
     tokens: int32 [B, P], right-padded.  lengths: int32 [B], true ones, at least 1.
-    limits, keys: of DecodeState.  sampling: of each row; None where all sample as the generator does.
+    limits, keys, endless: of DecodeState.  sampling: of each row; None where all sample as the generator does.
     """
 
     tokens: jax.Array
@@ -61,6 +63,7 @@ class Prompts:
     limits: jax.Array
     keys: jax.Array
     sampling: RowSampling | None = None
+    endless: jax.Array | None = None
 
 
 def emit(
@@ -77,6 +80,8 @@ def emit(
     """
     index = jnp.arange(tokens.shape[1])
     is_stop = (tokens[:, :, None] == stop_ids).any(-1) & (index < count[:, None])
+    if state.endless is not None:
+        is_stop &= ~state.endless[:, None]
     first_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, tokens.shape[1] + 1)
     emitted = jnp.minimum(jnp.minimum(count, first_stop), state.limits - state.counts)
     stopped = first_stop <= emitted
@@ -134,7 +139,7 @@ def prefill(
     if earlier:
         earlier = resize(earlier[0], slots), models.fit_context(earlier[1], slots)
     cache, context, last = read_prompts(models, prompts.tokens, new, earlier, offset)
-    first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling)
+    first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling, stop_ids=stop_ids)
     zeros = jnp.zeros_like(prompts.lengths)
     ends = jnp.take_along_axis(prompts.tokens, new[:, None] - 1, axis=1)[:, 0]
     state = DecodeState(
@@ -151,6 +156,7 @@ def prefill(
         rounds=zeros,
         drafted=zeros,
         done=zeros.astype(bool),
+        endless=prompts.endless,
         sampling=prompts.sampling,
     )
     return emit(state, first, jnp.ones_like(zeros), stop_ids)[0]

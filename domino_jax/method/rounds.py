@@ -31,7 +31,8 @@ def autoregressive_round(
     tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], fixed_width or 1))
     taps = models.drafter.config.target_layer_ids if fixed_width else ()
     out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=fixed_width is not None)
-    chosen = choose(out.logits[:, :1], state.keys, state.lengths[:, None] + 1, state.sampling or sampling)
+    sampling, positions = state.sampling or sampling, state.lengths[:, None] + 1
+    chosen = choose(out.logits[:, :1], state.keys, positions, sampling, stop_ids=stop_ids)
     state = state.replace(target_cache=out.cache)
     state, emitted = emit(state, chosen, jnp.ones_like(state.lengths), stop_ids)
     return state.replace(lengths=state.lengths + emitted)
@@ -62,7 +63,7 @@ def speculative_round(
     taps = models.drafter.config.target_layer_ids
     out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=isolated)
     positions = draft_positions(state, tokens.shape[1])
-    chosen = choose(out.logits, state.keys, positions, sampling)
+    chosen = choose(out.logits, state.keys, positions, sampling, stop_ids=stop_ids)
     accepted = accept_chain(tokens, chosen)
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, drafts.shape[1])
@@ -84,7 +85,8 @@ def tree_round(
     shape = {"depths": tree.depths, "ancestors": tree.ancestors}
     out = verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=taps, **shape)
     deepest = settings.width(models.drafter.config)
-    chosen = choose(out.logits, state.keys, draft_positions(state, deepest + 1), sampling, tree.depths)
+    positions = draft_positions(state, deepest + 1)
+    chosen = choose(out.logits, state.keys, positions, sampling, tree.depths, stop_ids)
     accepted, path = accept_tree(tree, chosen, deepest)
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, deepest)

@@ -20,22 +20,26 @@ from domino_jax.models.shapes import Logits
 class RowSampling:
     """The SamplingParams of every row of a batch, for requests that differ; arrays [B].
 
-    kind: static; programs differ by it.
+    first_stop: the first absolute position that a stop id may have, 0 for any.  kind: static; programs differ by it.
     """
 
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
     min_p: jax.Array
+    first_stop: jax.Array
     kind: SamplingKind = flax.struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, rows: Sequence[SamplingParams], kind: SamplingKind | None = None) -> "RowSampling":
+    def of(
+        cls, rows: Sequence[SamplingParams], kind: SamplingKind | None = None, first_stop: np.ndarray | None = None
+    ) -> "RowSampling":
         """One row for each of `rows`; kind: of all params that the program has to serve, of `rows` when None."""
         columns = [np.array(column) for column in zip(*(row.columns() for row in rows), strict=True)]
         dtypes = (np.float32, np.int32, np.float32, np.float32)
         columns = [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
-        return cls(*columns, kind=kind or SamplingKind.of(rows))
+        first_stop = np.zeros(len(rows), np.int32) if first_stop is None else first_stop
+        return cls(*columns, first_stop, kind=kind or SamplingKind.of(rows))
 
     def columns(self) -> tuple:
         return tuple(column[:, None, None] for column in (self.temperature, self.top_k, self.top_p, self.min_p))
@@ -136,14 +140,25 @@ def _threshold(log_p: Logits, top_p: float) -> jax.Array:
 
 
 def choose(
-    logits: Logits, keys: jax.Array, positions: jax.Array, params: Sampling, depths: jax.Array | None = None
+    logits: Logits,
+    keys: jax.Array,
+    positions: jax.Array,
+    params: Sampling,
+    depths: jax.Array | None = None,
+    stop_ids: jax.Array | None = None,
 ) -> jax.Array:
     """The target's choice argmax(log p + g), int32 [B, T], from logits [B, T, V] at positions int32 [B, T].
 
     Args:
         depths: int32 [B, T] for the nodes of a tree: node t has position positions[depths[t]], and nodes of one depth
             share one row of noise; positions are then [B, M+1].
+        stop_ids: int32 [S], none of which is chosen before a row's first_stop, for params that are `delayed`.
     """
+    if params.kind.delayed:
+        early = positions < params.first_stop[:, None]
+        early = early if depths is None else jnp.take_along_axis(early, depths, axis=1)
+        is_stop = (jnp.arange(logits.shape[-1])[:, None] == stop_ids).any(-1)
+        logits = jnp.where(early[:, :, None] & is_stop, -jnp.inf, logits)
     if params.kind.greedy:
         return choose_with(logits, None, params)
     noise = position_noise(keys, positions, logits.shape[-1])

@@ -73,20 +73,23 @@ class SamplingKind:
 
     greedy: nothing is drawn.  pool: how many of the largest logits to find, 0 for none.  nucleus: top-p is on.
     searched: top-p has to search its threshold, because no top-k pool holds all of the mass.
+    delayed: some rows have min_tokens, before which no stop id is chosen.
     """
 
     greedy: bool
     pool: int
     nucleus: bool
     searched: bool
+    delayed: bool = False
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> "SamplingKind":
+    def of(cls, params: Sequence[SamplingParams], delayed: bool = False) -> "SamplingKind":
         return cls(
             greedy=all(one.greedy for one in params),
             pool=max(one.top_k for one in params),
             nucleus=any(one.top_p < 1.0 for one in params),
             searched=any(one.top_p < 1.0 and not one.top_k for one in params),
+            delayed=delayed,
         )
 
 

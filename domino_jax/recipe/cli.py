@@ -38,6 +38,8 @@ HELP = {
     "format": "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
     "host": "address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)",
     "port": "port to listen on (default 8000; 0 is any free one)",
+    "allow_origin": "origin whose pages may ask the server, as https://example.org; * is every one (default: its own)",
+    "metrics_prefix": "of the names of /metrics (default domino; vllm for clients that read vLLM's)",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process) or off",
@@ -54,6 +56,7 @@ KINDS = {
     **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
     "distributed": {"choices": ("auto", "off")},
     "format": {"choices": ("serving", "specforge", "speculators")},
+    "metrics_prefix": {"choices": ("domino", "vllm")},
 }
 
 
@@ -74,6 +77,8 @@ class Flags:
     distributed: str = "auto"
     host: str | None = None
     port: int | None = None
+    allow_origin: str | None = None
+    metrics_prefix: str = "domino"
     interactive: bool = False
     dry_run: bool = False
     topology: str | None = None

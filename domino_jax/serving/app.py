@@ -2,28 +2,36 @@
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
+import logging
 import pathlib
+import re
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from domino_jax.serving.engine import READY, Engine, Job, Refusal, Update
-from domino_jax.serving.protocol import Answer, parse_body, read_request
+from domino_jax.serving.protocol import Answer, Asked, new_id, parse_body, read_requests, summed, whole
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
 MOST_BYTES = 4 << 20  # of a body
 BODY_SECONDS = 30.0  # in which a body has to arrive
+LONG_BYTES = 64 << 10  # a longer body is read on a separate thread, so that short ones do not wait for its tokens
 SLACK = 30.0  # seconds that a client has to read an answer after the engine's limit
+PATHS = "this server has /v1/chat/completions, /v1/completions and /v1/models, and no Responses API"
+LOG = logging.getLogger(__name__)
 
 
 class Server:
@@ -31,6 +39,7 @@ class Server:
 
     def __init__(self, engine: Engine, key: str | None):
         self.engine, self.key = engine, key
+        self.long = ThreadPoolExecutor(1, "long-bodies")
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
@@ -43,10 +52,14 @@ class Server:
         return Response(generate_latest(self.engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
+        """All models, or the one that the path names."""
         self._check(request)
         served = self.engine.served
         model = {"id": served.name, "object": "model", "created": 0, "owned_by": "domino_jax", "modes": served.modes}
-        return JSONResponse({"object": "list", "data": [model]})
+        model["max_model_len"] = served.generator.limits.room(0)
+        if request.path_params.get("name", served.name) != served.name:
+            raise Refusal(f"the model is {served.name!r}.", 404, "model", "model_not_found")
+        return Json(model if request.path_params else {"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Response:
         return await self._complete(request, chat=True)
@@ -67,81 +80,122 @@ class Server:
         # Pages of other sites may send any other type without asking first.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refusal("the Content-Type of the request must be application/json.", 415)
-        raw, served = parse_body(await read_body(request)), self.engine.served
-        asked = await asyncio.to_thread(read_request, raw, chat, served)
-        loop, arrivals = asyncio.get_running_loop(), asyncio.Queue()
-
-        def deliver(update: Update) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(arrivals.put_nowait, update)
-
-        job = Job(asked.prompt, asked.request, asked.mode, deliver, asked.stream and asked.drafts)
-        answer = Answer(asked, chat, served)
-        self.engine.submit(job)
-        if asked.stream:
-            return Events(events(answer, arrivals), self.engine, job)
-        whole = asyncio.ensure_future(whole_text(answer, arrivals))
+        body, loop = await read_body(request), asyncio.get_running_loop()
+        pool = self.long if len(body) > LONG_BYTES else None
+        asked = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, self.engine.served))
+        exchange = Exchange(self.engine, asked, chat)
+        exchange.submit()
+        if asked[0].stream:
+            return Events(exchange)
+        texts = asyncio.ensure_future(exchange.texts())
         left = asyncio.ensure_future(request.receive())  # the body is read: next comes the end of the connection
         try:
-            await asyncio.wait({whole, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not whole.done():
+            await asyncio.wait({texts, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not texts.done():
                 raise ClientDisconnect
-            return JSONResponse(answer.whole(whole.result()))
+            return Json(whole(list(exchange.jobs), texts.result()))
         finally:
-            whole.cancel()
+            texts.cancel()
             left.cancel()
+            exchange.cancel()
+
+
+class Exchange:
+    """The answers to the prompts of one body with their jobs, and the updates of these as they arrive."""
+
+    def __init__(self, engine: Engine, asked: Sequence[Asked], chat: bool):
+        self.engine, self.asked, self.jobs, self.arrivals = engine, asked[0], {}, asyncio.Queue()
+        self.loop, name = asyncio.get_running_loop(), new_id(chat)
+        for index, one in enumerate(asked):
+            answer = Answer(one, chat, engine.served, index, name)
+            deliver = functools.partial(self._deliver, answer)
+            self.jobs[answer] = Job(one.prompt, one.request, one.mode, deliver, one.stream and one.drafts)
+
+    def _deliver(self, answer: Answer, update: Update) -> None:
+        """On the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self.arrivals.put_nowait, (answer, update))
+
+    def submit(self) -> None:
+        """Raises Refusal, where all of the jobs find no place."""
+        try:
+            for job in self.jobs.values():
+                self.engine.submit(job)
+        except Refusal:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        for job in self.jobs.values():
             self.engine.cancel(job)
+
+    async def updates(self) -> AsyncIterator[tuple[Answer, list[str]]]:
+        """An answer, and what an update adds to its text, up to the end of all. Raises Refusal."""
+        while not all(answer.finish_reason for answer in self.jobs):
+            answer, update = await self.arrivals.get()
+            if answer.finish_reason:
+                continue  # a stop string ended it
+            if update.refusal:
+                raise update.refusal
+            before, texts = answer.cut, answer.add(update)
+            drafts = answer.cut.drafted - (before.drafted if before else 0)
+            job = self.jobs[answer]
+            self.engine.metrics.count(job, answer.cut, before and before.at, drafts)
+            if answer.finish_reason:
+                self.engine.cancel(job)
+            yield answer, texts
+
+    async def texts(self) -> list[str]:
+        """The whole text of each answer. Raises Refusal."""
+        parts = {answer: [] for answer in self.jobs}
+        async for answer, texts in self.updates():
+            parts[answer] += texts
+        return ["".join(texts) for texts in parts.values()]
+
+    async def events(self) -> AsyncIterator[str]:
+        """The lines of a stream of server-sent events."""
+        asked, answers = self.asked, list(self.jobs)
+        try:
+            async for answer, texts in self.updates():
+                more = {"domino": answer.details(texts)} if asked.rounds else {}
+                if answer.finish_reason or more or any(texts):
+                    usage = summed(answers).usage() if asked.continuous_usage else None
+                    yield line(answer.chunk("".join(texts), usage, **more))
+        except Refusal as refusal:
+            yield line(refusal.body)
+            return
+        if asked.include_usage:
+            yield line(summed(answers).usage_chunk())
+        yield "data: [DONE]\n\n"
 
 
 class Events(StreamingResponse):
-    """A stream of one job, which is given up when the client leaves or does not read."""
+    """The stream of an exchange, which is given up when the client leaves or does not read."""
 
-    def __init__(self, lines: AsyncIterator[str], engine: Engine, job: Job):
-        super().__init__(lines, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.engine, self.job = engine, job
+    def __init__(self, exchange: Exchange):
+        super().__init__(exchange.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self.exchange = exchange
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            async with asyncio.timeout(self.engine.timeout + SLACK):
+            async with asyncio.timeout(self.exchange.engine.timeout + SLACK):
                 await super().__call__(scope, receive, send)
         except TimeoutError:
             return  # uvicorn closes the connection
         finally:
-            self.engine.cancel(self.job)
+            self.exchange.cancel()
 
 
-async def events(answer: Answer, arrivals: asyncio.Queue) -> AsyncIterator[str]:
-    """The lines of a stream of server-sent events."""
-    if answer.chat:
-        yield line(answer.first_chunk())
-    try:
-        async for texts, update in updates(answer, arrivals):
-            more = {"domino": answer.details(texts, update)} if answer.asked.rounds else {}
-            if answer.finish_reason or more or any(texts):
-                yield line(answer.chunk("".join(texts), **more))
-    except Refusal as refusal:
-        yield line(refusal.body)
-        return
-    if answer.asked.include_usage:
-        yield line(answer.usage_chunk())
-    yield "data: [DONE]\n\n"
+class Json(JSONResponse):
+    """In ASCII, which can hold any text."""
 
-
-async def whole_text(answer: Answer, arrivals: asyncio.Queue) -> str:
-    return "".join([text async for texts, _ in updates(answer, arrivals) for text in texts])
-
-
-async def updates(answer: Answer, arrivals: asyncio.Queue) -> AsyncIterator[tuple[list[str], Update]]:
-    """What each update adds to the text, and the update, up to the end of the answer. Raises Refusal."""
-    while not answer.finish_reason:
-        update = await arrivals.get()
-        if update.refusal:
-            raise update.refusal
-        yield answer.add(update), update
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
 
 
 def line(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    """An event in ASCII: clients that read line by line would cut it at U+2028, U+2029 and U+0085."""
+    return f"data: {json.dumps(value)}\n\n"
 
 
 async def read_body(request: Request) -> bytes:
@@ -159,26 +213,46 @@ async def read_body(request: Request) -> bytes:
 
 
 async def on_refusal(request: Request, refusal: Refusal) -> Response:
-    headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
-    if refusal.status in (408, 413):
-        headers["Connection"] = "close"  # the rest of the body is not read
-    return JSONResponse(refusal.body, refusal.status, headers)
+    if refusal.status < 429:  # not for the load of the server
+        text = f"{request.method} {request.url.path[:200]}: {refusal.status}, {refusal}"
+        LOG.warning("%s", "".join(letter if letter.isprintable() else " " for letter in text))
+    # Not for 413: uvicorn reads the rest of the body, so that a client that still sends gets the answer.
+    headers = {408: {"Connection": "close"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    return Json(refusal.body, refusal.status, headers.get(refusal.status))
 
 
 async def on_http_error(request: Request, error: HTTPException) -> Response:
-    return JSONResponse(Refusal(f"{error.detail}: {request.url.path}", error.status_code).body, error.status_code)
+    origins = "pages of another origin may ask where the server is started with --allow_origin=ORIGIN"
+    text = f"{error.detail}: {request.url.path}; {origins if request.method == 'OPTIONS' else PATHS}."
+    return await on_refusal(request, Refusal(text, error.status_code))
 
 
 async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",)) -> Starlette:
+class Hosts:
+    """Refuses requests to other host names. One without a name is no browser's, so no page of another site sent it."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]):
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, app = Request(scope, receive), self.app
+        host = request.headers.get("host", "")
+        if host and "*" not in self.hosts and re.sub(r":\d+$", "", host).lower() not in self.hosts:
+            remedy = f"send one of {', '.join(self.hosts)} as Host, or start the server with --host=ADDRESS"
+            app = await on_refusal(request, Refusal(f"host {host[:80]!r} is not answered; {remedy}."))
+        await app(scope, receive, send)
+
+
+def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",), origin: str | None = None) -> Starlette:
     """The application around an engine.
 
     Args:
         key: that requests under /v1 must have, None or empty: none.
         hosts: names in the Host header that are answered; "*": all.
+        origin: whose pages may ask, as https://example.org; "*": all, None: none but the server's own.
     """
     server = Server(engine, key)
     routes = [
@@ -186,9 +260,13 @@ def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",)) -> S
         Route("/health", server.health),
         Route("/metrics", server.metrics),
         Route("/v1/models", server.models),
+        Route("/v1/models/{name:path}", server.models),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
         Route("/v1/completions", server.text, methods=["POST"]),
     ]
     handlers = {Refusal: on_refusal, HTTPException: on_http_error, ClientDisconnect: on_disconnect}
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[hosts])
+    middleware = [Middleware(Hosts, hosts=hosts)]
+    if origin:
+        allowed = {"allow_origins": [origin], "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, **allowed))
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)

@@ -1,4 +1,4 @@
-"""The engine thread: requests of all connections through one queue per mode, and what it counts for /metrics."""
+"""The engine thread: requests of all connections through one queue per mode."""
 
 import contextlib
 import copy
@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.prefixes import Prefixes
@@ -18,6 +17,7 @@ from domino_jax.decoding.requests import Request
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import first_line
+from domino_jax.serving.metrics import Metrics
 
 ROUNDS = 4  # of a dispatch at most: so long a new request or a lost client waits
 MOST_WAITING = 1_024  # requests that wait for a row; more are refused
@@ -52,6 +52,7 @@ class Update:
     """What one dispatch added to an answer, the fields of Piece among others.
 
     drafted, cached, rejected: of Ticket.  seconds: of the dispatch.  refusal: if the request failed, why.
+    at: when it was read (time.perf_counter).
     """
 
     token_ids: list[int]
@@ -62,6 +63,7 @@ class Update:
     rejected: Sequence[int] = ()
     seconds: float = 0.0
     refusal: Refusal | None = None
+    at: float = dataclasses.field(default_factory=time.perf_counter)
 
 
 @dataclasses.dataclass(eq=False)
@@ -77,8 +79,6 @@ class Job:
     ticket: Ticket | None = None
     tokens: int = 0  # delivered so far
     rounds: int = 0
-    drafted: int = 0
-    last: float = 0.0  # when
 
 
 class Engine(threading.Thread):
@@ -88,6 +88,7 @@ class Engine(threading.Thread):
         load: gives what is served, within a context (its mesh).
         most_waiting: requests that may wait for a row.
         timeout: seconds after which a request is given up, whether it waits or has a row.
+        metrics: which it counts; new ones when None.
 
     ended: called when the thread ends.  failure: the exception that ended it, if one did.
     """
@@ -97,11 +98,12 @@ class Engine(threading.Thread):
         load: Callable[[], contextlib.AbstractContextManager[Served]],
         most_waiting: int = MOST_WAITING,
         timeout: float = TIMEOUT,
+        metrics: Metrics | None = None,
     ):
         super().__init__(name="engine", daemon=True)
         self.status, self.failure, self.served = LOADING, None, None
         self.ended: Callable[[], None] = lambda: None
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self._load, self._most_waiting, self.timeout = load, most_waiting, timeout
         self._jobs: set[Job] = set()
         self._arrived: list[Job] = []
@@ -241,9 +243,7 @@ class Engine(threading.Thread):
             if not (new[0] or ticket.finish_reason):  # an admission has read the rows of others too
                 continue
             update = Update(*new, ticket.finish_reason, ticket.drafted, ticket.cached, ticket.rejected, seconds)
-            self.metrics.count(job, update)
-            job.tokens, job.rounds, job.last = len(ticket.token_ids), len(ticket.accept_lengths), time.perf_counter()
-            job.drafted = ticket.drafted
+            job.tokens, job.rounds = len(ticket.token_ids), len(ticket.accept_lengths)
             if ticket.finish_reason:
                 self._forget(job)
             job.deliver(update)
@@ -258,43 +258,3 @@ class Engine(threading.Thread):
             self._queues[job.mode].drop(job.ticket)
         with self._changed:
             self._jobs.discard(job)
-
-
-class Metrics:
-    """Prometheus metrics with vLLM's names after the prefix."""
-
-    def __init__(self):
-        self.registry = CollectorRegistry()
-        seconds = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-
-        def new(kind: type, name: str, text: str, **choices):
-            return kind(f"domino:{name}", text, registry=self.registry, **choices)
-
-        self.running = new(Gauge, "num_requests_running", "Requests that have a row.")
-        self.waiting = new(Gauge, "num_requests_waiting", "Requests that wait for a row.")
-        self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
-        self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
-        self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")
-        self.rounds = new(Counter, "rounds", "Rounds of a batch by the drafts of each row.", labelnames=("drafts",))
-        self.exploring = new(Counter, "exploring_seconds", "Time lost to trying other numbers of drafts.")
-        self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
-        self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
-        self.first = new(Histogram, "time_to_first_token_seconds", "Arrival to first token.", buckets=seconds)
-        self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
-        self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
-
-    def count(self, job: Job, update: Update) -> None:
-        """The update of a job whose own counts are those before it."""
-        now, new, rounds = time.perf_counter(), len(update.token_ids), update.accept_lengths
-        if not job.tokens:
-            self.prompt.inc(len(job.prompt))
-            self.first.observe(now - job.arrived)
-        else:
-            for _ in range(new):
-                self.between.observe((now - job.last) / new)
-        self.generated.inc(new)
-        self.drafts.inc(len(rounds))
-        self.draft_tokens.inc(update.drafted - job.drafted)
-        self.accepted.inc(sum(rounds) - len(rounds))
-        if update.finish_reason:
-            self.whole.observe(now - job.arrived)

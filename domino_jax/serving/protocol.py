@@ -1,6 +1,9 @@
 """OpenAI's requests and answers as plain values: what a body asks for, its refusals, and the objects of an answer."""
 
+import copy
 import dataclasses
+import inspect
+import itertools
 import json
 import secrets
 import time
@@ -16,25 +19,22 @@ from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
 from domino_jax.serving.engine import Refusal, Served, Update
+from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, read_fields
 
-NUMBER, TEXTS = (int, float), (str, list)
-# {field: types of its value}; null is as if the field were absent.
-FIELDS = {"model": str, "user": str, "mode": str, "stream": bool, "rounds": bool, "drafts": bool}
-FIELDS |= {"stream_options": dict, "stop": TEXTS, "min_p": NUMBER}
-FIELDS |= {"max_tokens": int, "n": int, "seed": int, "top_k": int, "temperature": NUMBER, "top_p": NUMBER}
-CHAT_FIELDS = FIELDS | {"messages": list, "max_completion_tokens": int}
-TEXT_FIELDS = FIELDS | {"prompt": TEXTS}
-# Fields of OpenAI that are not supported, with the value that asks for nothing.
-OFF = {"logprobs": False, "tools": [], "functions": [], "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
-OFF |= {"best_of": 1, "echo": False, "suffix": "", "response_format": {"type": "text"}}
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-ROLES = ("system", "user", "assistant")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_STOPS, LONGEST_STOP = 16, 1_000  # characters: each token is compared with the beginnings of all stop strings
+LONGEST_MESSAGE = 2_000  # characters of a refusal
+MOST_PROMPTS = 1_024  # of a body
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A body's request. rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected."""
+    """What a body asks for one prompt.
+
+    rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected.
+    continuous_usage: every chunk of the stream has the usage so far.
+    """
 
     prompt: list[int]
     request: Request
@@ -44,6 +44,7 @@ class Asked:
     include_usage: bool
     rounds: bool
     drafts: bool
+    continuous_usage: bool = False
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -53,130 +54,150 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise Refusal(f"the body is not JSON in UTF-8, or nested too deeply ({type(error).__name__}).") from error
     if not isinstance(raw, dict):
         raise Refusal(f"the body is a {type(raw).__name__}, expected a JSON object.")
-    return {name: value for name, value in raw.items() if value is not None}
+    return raw
+
+
+def read_requests(raw: dict[str, Any], chat: bool, served: Served) -> list[Asked]:
+    """What a body asks for each of its prompts, as if each came alone. Raises Refusal."""
+    prompts = raw.get("prompt")
+    if chat or not isinstance(prompts, list) or not prompts or isinstance(prompts[0], (int, float)):
+        return [read_request(raw, chat, served)]
+    _need(len(prompts) <= MOST_PROMPTS, "prompt", f"send at most {MOST_PROMPTS:,} texts at once")
+    return [read_request({**raw, "prompt": prompt}, chat, served) for prompt in prompts]
 
 
 def read_request(raw: dict[str, Any], chat: bool, served: Served) -> Asked:
-    """What a body asks for. Raises Refusal with the name of the field that is wrong or not supported."""
-    _check_fields(raw, CHAT_FIELDS if chat else TEXT_FIELDS)
-    _need(raw.get("n", 1) == 1, "n", "only n = 1 is supported")
-    _need("model" in raw, "model", f"name the model, {served.name!r}")
-    if raw["model"] != served.name:
-        message = f"model {quote(raw['model'])} is not served here; the model is {served.name!r}."
+    """What a body with one prompt asks for. Raises Refusal with the names of the fields that are wrong."""
+    problems: dict[str, str] = {}
+    fields = read_fields(raw, CHAT if chat else TEXT, problems)
+    options = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, problems, "stream_options.")
+    messages = [_message(message, problems) for message in fields.get("messages", [])]
+    if problems:
+        text = " ".join(f"{name}: {problem}." for name, problem in problems.items())
+        raise Refusal(text[:LONGEST_MESSAGE], param=next(iter(problems)).partition(".")[0])
+    _need("model" in fields, "model", f"name the model, {served.name!r}")
+    if fields["model"] != served.name:
+        message = f"model {quote(fields['model'])} is not served here; the model is {served.name!r}."
         raise Refusal(message, 404, "model", "model_not_found")
-    mode = raw.get("mode", served.modes[-1])
+    mode = fields.get("mode", served.modes[-1])
     _need(mode in served.modes, "mode", f"this server has {', '.join(served.modes)}")
-    options = raw.get("stream_options", {})
-    _need(set(options) <= {"include_usage"}, "stream_options", "only include_usage is supported")
-    include_usage = options.get("include_usage", False)
-    _need(isinstance(include_usage, bool), "stream_options", "include_usage is true or false")
-    prompt = _encode(raw, chat, served)
-    settings = served.generator.settings
+    prompt = _encode(fields, messages if chat else None, served)
+    settings, stop = served.generator.settings, _stops(fields)
     try:
-        request = _request(raw, prompt, served, settings)
+        request = _request(fields, prompt, served, settings)
         served.generator.check_prompt(prompt, "the request", request)
     except DominoError as error:
         raise Refusal(str(error)) from error
-    stream, rounds, drafts = (raw.get(name, False) for name in ("stream", "rounds", "drafts"))
-    return Asked(prompt, request, mode, _stops(raw), stream, include_usage, rounds, drafts)
-
-
-def _check_fields(raw: dict[str, Any], fields: dict[str, Any]) -> None:
-    for name, value in raw.items():
-        if name in OFF:
-            off = OFF[name]
-            same = value == off and isinstance(value, bool) == isinstance(off, bool)
-            _need(same, name, "it is not supported; leave it out")
-            continue
-        _need(name in fields, name, "it is not a field that is supported here; leave it out")
-        kinds = fields[name] if isinstance(fields[name], tuple) else (fields[name],)
-        fine = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        _need(fine, name, f"it is {quote(value)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+    stream, rounds, drafts = (fields.get(name, False) for name in ("stream", "rounds", "drafts"))
+    usage, continuous = (options.get(name, False) for name in ("include_usage", "continuous_usage_stats"))
+    return Asked(prompt, request, mode, stop, stream, usage, rounds, drafts, usage and continuous)
 
 
 def _need(fine: bool, name: str, change: str) -> None:
     if not fine:
-        raise Refusal(f"{quote(name)[1:-1]}: {change}.", param=name)
+        raise Refusal(f"{name}: {change}.", param=name)
 
 
-def _stops(raw: dict[str, Any]) -> tuple[str, ...]:
-    stops = raw.get("stop", [])
+def _stops(fields: dict[str, Any]) -> tuple[str, ...]:
+    stops = fields.get("stop", [])
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
     fine = len(stops) <= MOST_STOPS and all(isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops)
     _need(fine, "stop", f"give a text or at most {MOST_STOPS} of them, each of 1 to {LONGEST_STOP:,} characters")
     return stops
 
 
-def _encode(raw: dict[str, Any], chat: bool, served: Served) -> list[int]:
-    name = "messages" if chat else "prompt"
-    _need(name in raw, name, "it is missing")
-    row = {"messages": [_message(message) for message in raw[name]]} if chat else _prompt(raw[name])
+def _encode(fields: dict[str, Any], messages: list[dict] | None, served: Served) -> list[int]:
+    name = "prompt" if messages is None else "messages"
+    _need(name in fields, name, "it is missing")
+    if messages is None:
+        row = {"prompt" if isinstance(fields[name], str) else "token_ids": fields[name]}
+    else:
+        variables = fields.get("chat_template_kwargs", {})
+        # A template of the client's could run for hours.
+        parameters = inspect.signature(served.tokenizer.apply_chat_template).parameters if served.tokenizer else ()
+        taken = sorted(set(parameters) & set(variables))
+        _need(not taken, "chat_template_kwargs", f"{', '.join(taken)} cannot be chosen by requests; leave it out")
+        row = {"messages": messages, "chat_template_kwargs": variables}
     try:
         return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name, today=True)
     except DataError as error:
         raise Refusal(str(error), param=name) from error
 
 
-def _message(message: Any) -> dict[str, Any]:
+def _message(message: Any, problems: dict[str, str]) -> dict[str, Any]:
+    """A message as the chat template reads it."""
     _need(isinstance(message, dict), "messages", f"a message is {quote(message)}, expected an object")
-    other = sorted(set(message) - {"role", "content"})
-    _need(not other, "messages", f"a message has {quote(other)[1:-1]}; only role and content are supported")
-    _need(message.get("role") in ROLES, "messages", f"roles are {', '.join(ROLES)}")
-    content = message.get("content")
+    fields = read_fields(message, MESSAGE, problems, "messages.")
+    role, content = fields.get("role"), fields.get("content")
+    if role not in ROLES:
+        problems["messages.role"] = f"it is {quote(role)}, expected one of {', '.join(ROLES)}"
     if isinstance(content, list):
-        texts = all(isinstance(part, dict) and part.get("type") == "text" for part in content)
-        texts = texts and all(isinstance(part.get("text"), str) and len(part) == 2 for part in content)
-        _need(texts, "messages", "parts of a content are {type: text, text: …}; images and files are not supported")
-        content = "".join(part["text"] for part in content)
-    return {**message, "content": content}
+        content = "".join(_part(part, problems) for part in content)
+    elif content is None and role == "assistant":
+        content = ""  # an answer without text, as clients send it back
+    thoughts = fields.pop("reasoning", None)
+    fields |= {"reasoning_content": thoughts} if thoughts and "reasoning_content" not in fields else {}
+    return {**fields, "role": ROLES.get(role), "content": content}
 
 
-def _prompt(prompt: str | list) -> dict[str, Any]:
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        _need(len(prompt) == 1, "prompt", f"there are {len(prompt)} prompts; send one a request")
-        [prompt] = prompt
-        _need(isinstance(prompt, TEXTS), "prompt", "give a text or a list of token ids")
-    return {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+def _part(part: Any, problems: dict[str, str]) -> str:
+    fields = read_fields(part, PART, problems, "messages.content.") if isinstance(part, dict) else {}
+    if fields.get("type") != "text" or "text" not in fields:
+        problems["messages.content"] = "its parts are {type: text, text: …}; images and files are not supported"
+    return fields.get("text", "")
 
 
-def _request(raw: dict[str, Any], prompt: list[int], served: Served, settings: DecodeSettings) -> Request:
-    limits = {raw[name] for name in ("max_tokens", "max_completion_tokens") if name in raw}
+def _request(fields: dict[str, Any], prompt: list[int], served: Served, settings: DecodeSettings) -> Request:
+    limits = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     _need(len(limits) <= 1, "max_tokens", "it is not equal to max_completion_tokens; give one of them")
+    # A larger limit than there is room for is cut, as in vLLM: the answer then ends with `length`.
     room = max(min(settings.max_new_tokens, served.generator.limits.room(0) - len(prompt)), 1)
-    row = {"id": "of the request", "max_new_tokens": limits.pop() if limits else room}
-    row |= {name: raw.get(name, getattr(settings.sampling, name)) for name in SAMPLING}
-    # As a prompt row with a seed has it, so that `decode` gives the same text.
-    return request_of({**row, "seed": raw.get("seed", secrets.randbelow(LARGEST))}, 0)
+    limit, least = limits.pop() if limits else room, fields.get("min_tokens", 0)
+    _need(least == 0 or 0 < least <= limit, "min_tokens", f"it is {least}, expected 0 to max_tokens, {limit}")
+    row = {"id": "of the request", "max_new_tokens": min(limit, room)}
+    row |= {name: fields.get(name, getattr(settings.sampling, name)) for name in SAMPLING}
+    row["top_k"] = 0 if row["top_k"] == -1 else row["top_k"]  # both are off, in vLLM and SGLang too
+    # As a prompt row with a seed has it, so that `decode` gives the same text. -1 is no seed, as in vLLM.
+    seed = fields.get("seed", -1)
+    row["seed"] = secrets.randbelow(LARGEST) if seed == -1 else seed % (LARGEST + 1)
+    choices = {"min_tokens": min(least, room), "ignore_eos": fields.get("ignore_eos", False)}
+    return dataclasses.replace(request_of(row, 0), **choices)
 
 
 # --------------------------------------------------------------------------------------------------------- answers
 
 
 class Answer:
-    """One answer as it comes: its text, cut before the first stop string, and the objects that state it."""
+    """The answer to one prompt as it comes: its text, cut before the first stop string, and the objects that state it.
 
-    def __init__(self, asked: Asked, chat: bool, served: Served):
-        self.asked, self.chat = asked, chat
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+    tokens, rounds, drafted: counts of what is before that cut.  cut: the last update, as far as it is before it.
+    """
+
+    def __init__(self, asked: Asked, chat: bool, served: Served, index: int = 0, name: str = ""):
+        self.asked, self.chat, self.index, self.id = asked, chat, index, name
         self.created, self.model = int(time.time()), served.name
-        self.tokens, self.rounds, self.drafted, self.cached = 0, [], 0, 0
+        self.prompt_tokens, self.tokens, self.rounds, self.drafted, self.cached = len(asked.prompt), 0, [], 0, 0
         self.finish_reason: str | None = None
+        self.cut: Update | None = None
         self._tokenizer, self._stream, self._held = served.tokenizer, TextStream(served.tokenizer), ""
+        self._started = False
 
     def add(self, update: Update) -> list[str]:
         """The text that each of the update's tokens makes certain, up to a stop string."""
-        self.drafted, self.cached, texts = update.drafted, update.cached, []
-        self.rounds += update.accept_lengths
-        for place, token in enumerate(update.token_ids):
-            last = update.finish_reason is not None and place + 1 == len(update.token_ids)
-            self.tokens += 1
-            texts.append(self._cut(self._stream.add([token], last=last), last))
+        texts = []
+        for token in update.token_ids:
+            last = update.finish_reason is not None and len(texts) + 1 == len(update.token_ids)
+            texts.append(self._cut_text(self._stream.add([token], last=last), last))
             if self.finish_reason:
-                return texts
-        self.finish_reason = update.finish_reason
+                break
+        self.finish_reason = self.finish_reason or update.finish_reason
+        self.cut = self._cut_update(update, len(texts))
+        self.tokens += len(texts)
+        self.rounds += self.cut.accept_lengths
+        self.drafted, self.cached = self.cut.drafted, update.cached
         return texts
 
-    def _cut(self, text: str, last: bool) -> str:
+    def _cut_text(self, text: str, last: bool) -> str:
         held, stops = self._held + text, self.asked.stop
         places = [place for place in (held.find(stop) for stop in stops) if place >= 0]
         if places:
@@ -189,43 +210,47 @@ class Answer:
         self._held = held[len(held) - waits :]
         return held[: len(held) - waits]
 
+    def _cut_update(self, update: Update, tokens: int) -> Update:
+        """The first `tokens` tokens of an update, with the rounds that emitted them, as if a stop id had ended them."""
+        rounds = update.accept_lengths
+        left = tokens - (len(update.token_ids) - sum(rounds))  # the prompt's pass emits the first token of an answer
+        starts = itertools.accumulate(rounds, initial=0)
+        lengths = [min(length, left - start) for start, length in zip(starts, rounds, strict=False) if start < left]
+        # The rounds of one dispatch have the same number of drafts.
+        drafts = (update.drafted - self.drafted) * len(lengths) // max(len(rounds), 1)
+        counts = {"accept_lengths": lengths, "drafted": self.drafted + drafts, "finish_reason": self.finish_reason}
+        return dataclasses.replace(update, token_ids=update.token_ids[:tokens], **counts)
+
     def usage(self) -> dict[str, Any]:
-        prompt, accepted = len(self.asked.prompt), sum(self.rounds) - len(self.rounds)
+        accepted = sum(self.rounds) - len(self.rounds)
         drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": self.drafted - accepted}
         details = {"prompt_tokens_details": {"cached_tokens": self.cached}, "completion_tokens_details": drafts}
-        counts = {"prompt_tokens": prompt, "completion_tokens": self.tokens, "total_tokens": prompt + self.tokens}
-        return counts | details
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens}
+        return {**counts, "total_tokens": self.prompt_tokens + self.tokens, **details}
 
-    def whole(self, text: str) -> dict[str, Any]:
-        """The object of an answer that is not streamed."""
-        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {**self._head(), "choices": [self._choice(content)], "usage": self.usage(), **self._metrics()}
-
-    def chunk(self, text: str, **more: Any) -> dict[str, Any]:
-        """One object of a stream."""
-        content = {"delta": {"content": text}} if self.chat else {"text": text}
-        usage = {"usage": None} if self.asked.include_usage else {}
-        return {**self._head(".chunk"), "choices": [self._choice(content)], **usage, **more}
-
-    def first_chunk(self) -> dict[str, Any]:
-        chunk = self.chunk("")
-        chunk["choices"][0]["delta"]["role"] = "assistant"
-        return chunk
+    def chunk(self, text: str, usage: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+        """One object of a stream. The first one has the role: clients take its arrival for that of the first token."""
+        role = {} if self._started or not self.chat else {"role": "assistant"}
+        self._started = True
+        choice = self.choice({"delta": {**role, "content": text}} if self.chat else {"text": text})
+        usage = {"usage": usage} if self.asked.include_usage else {}
+        return {**self.head(".chunk"), "choices": [choice], **usage, **more}
 
     def usage_chunk(self) -> dict[str, Any]:
-        return {**self._head(".chunk"), "choices": [], "usage": self.usage(), **self._metrics()}
+        return {**self.head(".chunk"), "choices": [], "usage": self.usage(), **self._metrics()}
 
-    def details(self, texts: Sequence[str], update: Update) -> dict[str, Any]:
-        """What the page shows of an update: [text, round in it, whether it is the bonus token] of each token.
+    def details(self, texts: Sequence[str]) -> dict[str, Any]:
+        """What the page shows of the last update: [text, round in it, whether it is the bonus token] of each token.
 
         The first token of an answer, from the prefill, has the round -1.
         """
+        update = self.cut
         places = [(-1, False)] * (len(update.token_ids) - sum(update.accept_lengths))
         for number, length in enumerate(update.accept_lengths):
             places += [(number, place + 1 == length) for place in range(length)]
         if not update.accept_lengths:  # plain decoding: each token is a round
             places = [(number - (update.seconds == 0), False) for number in range(len(update.token_ids))]
-        tokens = [[text, *place] for text, place in zip(texts, places, strict=False)]
+        tokens = [[text, *place] for text, place in zip(texts, places, strict=True)]
         rejected = [self._tokenizer.decode([draft]) for draft in update.rejected]
         counts = {"rounds": update.accept_lengths, "drafted": update.drafted, "seconds": update.seconds}
         return {"tokens": tokens, "rejected": rejected, **counts}
@@ -234,9 +259,31 @@ class Answer:
         """Where vLLM has it, so that AIPerf reads it."""
         return {"metrics": {"speculative_decoding": acceptance_record(Counter(self.rounds), self.drafted)}}
 
-    def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
-        return {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason}
+    def choice(self, content: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, **content, "logprobs": None, "finish_reason": self.finish_reason}
 
-    def _head(self, suffix: str = "") -> dict[str, Any]:
+    def head(self, suffix: str = "") -> dict[str, Any]:
         kind = f"chat.completion{suffix}" if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def new_id(chat: bool) -> str:
+    """Of all answers to one body."""
+    return f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+
+
+def whole(answers: Sequence[Answer], texts: Sequence[str]) -> dict[str, Any]:
+    """The object of a request that is not streamed."""
+    total = summed(answers)
+    contents = ({"message": {"role": "assistant", "content": text}} if total.chat else {"text": text} for text in texts)
+    choices = [answer.choice(content) for answer, content in zip(answers, contents, strict=True)]
+    return {**total.head(), "choices": choices, "usage": total.usage(), **total._metrics()}
+
+
+def summed(answers: Sequence[Answer]) -> Answer:
+    """The counts of a request's answers together."""
+    total = copy.copy(answers[0])
+    for name in ("prompt_tokens", "tokens", "drafted", "cached"):
+        setattr(total, name, sum(getattr(answer, name) for answer in answers))
+    total.rounds = [length for answer in answers for length in answer.rounds]
+    return total

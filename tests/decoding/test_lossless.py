@@ -233,6 +233,27 @@ def test_the_text_is_the_targets(case):
         assert [answer.accept_lengths for answer in answers] == paces
 
 
+@pytest.mark.parametrize("mode", ["autoregressive", "draft", "tree"])
+@pytest.mark.parametrize("sampling", ["greedy", "mixed"])
+def test_no_stop_id_ends_an_answer_before_min_tokens_or_at_all_where_it_is_ignored(mode, sampling):
+    """min_tokens as in vLLM: until then no stop id can be chosen, so the text is another one. Ignored ids are in it."""
+    usual, stop_ids = expected_for("domino", sampling)
+    filled = [
+        dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
+        for one in requests_of(sampling)
+    ]
+    short = [row for row, text in enumerate(usual) if text[-1] in stop_ids and len(text) < LIMITS[row]]
+    choices = {short[0]: {"min_tokens": 9}, short[1]: {"ignore_eos": True}, 2: {"min_tokens": 99, "ignore_eos": True}}
+    requests = [dataclasses.replace(one, **choices.get(row, {})) for row, one in enumerate(filled)]
+    whole = plain_texts(models_of("domino"), PROMPTS, requests, stop_ids)
+    texts = [text if one.ignore_eos else cut(text, stop_ids) for text, one in zip(whole, requests, strict=True)]
+    assert {row for row in range(6) if texts[row] != usual[row]} == set(short[:2])
+    answers = new_generator("domino", sampling, "all", 2, 64).generate(PROMPTS, mode, requests)
+    assert [answer.token_ids for answer in answers] == texts
+    ends = [text[-1] in stop_ids and not one.ignore_eos for text, one in zip(texts, requests, strict=True)]
+    assert [answer.finish_reason == "stop" for answer in answers] == ends
+
+
 def test_every_head_is_in_the_matrix():
     assert {head_of(drafter) for drafter in DRAFTERS} == set(KINDS)
     for mode in ("draft", "tree"):

@@ -108,10 +108,12 @@ def test_the_acceptance_record_counts_the_bonus_in_the_mean_length_alone():
     assert record == {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 6 / 16,
-        "acceptance_histogram": {"0": 2, "2": 1, "4": 1},
+        "acceptance_histogram": [2, 0, 1, 0, 1],
         "num_accepted_draft_tokens": 6,
         "num_draft_tokens": 16,
         "num_spec_steps": 4,
         "num_spec_tokens": 4,
     }
     assert acceptance_record({}, 0) is None
+    adaptive = acceptance_record({1: 3, 9: 1}, drafts=8)  # three plain steps, and one of eight drafts
+    assert (adaptive["num_spec_tokens"], adaptive["acceptance_histogram"]) == (8, [3, 0, 0, 0, 0, 0, 0, 0, 1])

@@ -44,15 +44,18 @@ def tiny_engine():
 
 
 @contextlib.contextmanager
-def listening(engine, key: str | None = None, hosts: tuple[str, ...] = ("*",)):
+def listening(engine, key: str | None = None, hosts: tuple[str, ...] = ("*",), origin: str | None = None):
     """The port of a server around the engine."""
     import uvicorn
 
     from domino_jax.serving.app import new_app
+    from domino_jax.serving.connections import uvicorn_config
 
-    app = new_app(engine, key, hosts)
+    app = new_app(engine, key, hosts, origin)
     listener = serve.bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
+    config = uvicorn_config(app)
+    config.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
@@ -93,14 +96,25 @@ def asked(content: str = QUESTION, **fields) -> dict:
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
 
 
-def raw_stream(port: int, body: dict) -> socket.socket:
-    """A socket that has sent a request and reads nothing yet."""
+def raw_stream(port: int, body: dict, sent: bytes | None = None, path: str = "/v1/chat/completions") -> socket.socket:
+    """A socket that has sent a request, or other bytes, and reads nothing yet."""
     data = json.dumps(body).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(data)}"
     connection = socket.create_connection(("127.0.0.1", port), timeout=120)
-    connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    connection.sendall(head.encode() + b"\r\n\r\n" + data if sent is None else sent)
     return connection
+
+
+def stream_of(port: int, body: dict, path: str = "/v1/chat/completions") -> list[dict]:
+    """The objects of a whole stream."""
+    received = b""
+    with contextlib.closing(raw_stream(port, {"stream": True} | body, path=path)) as connection:
+        while b"[DONE]" not in received:
+            part = connection.recv(65536)
+            assert part, received
+            received += part
+    return [json.loads(line[6:]) for line in received.decode().splitlines() if line.startswith("data: {")]
 
 
 def start_command(log: pathlib.Path, *flags: str) -> tuple[subprocess.Popen, int]:

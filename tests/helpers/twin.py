@@ -62,8 +62,13 @@ def _pass(target: Models, tokens: jax.Array) -> jax.Array:
     return target.run_target(tokens)["logits"]
 
 
-def plain_texts(models: Models, prompts: list[list[int]], requests: list[Request]) -> list[list[int]]:
-    """The new tokens of every request, which has all its values: max_new_tokens of them, whatever the stop ids."""
+def plain_texts(
+    models: Models, prompts: list[list[int]], requests: list[Request], stop_ids: tuple[int, ...] = ()
+) -> list[list[int]]:
+    """The new tokens of every request, which has all its values: max_new_tokens of them, whatever the stop ids.
+
+    stop_ids: which the first min_tokens of a request are none of.
+    """
     target = Models(models.target, models.target_params)
     texts, vocab = [list(prompt) for prompt in prompts], models.target.config.vocab_size
     ends = [len(prompt) + request.max_new_tokens for prompt, request in zip(prompts, requests, strict=True)]
@@ -74,8 +79,10 @@ def plain_texts(models: Models, prompts: list[list[int]], requests: list[Request
         logits = np.asarray(_pass(target, padded), np.float64)
         for row, (text, end, request) in enumerate(zip(texts, ends, requests, strict=True)):
             if len(text) < end:
-                noise = noise_of(request.seed, request.noise, vocab)[len(text)]
-                text.append(choice(logits[row, len(text) - 1], noise, request.sampling))
+                noise, allowed = noise_of(request.seed, request.noise, vocab)[len(text)], np.ones(vocab, bool)
+                allowed[list(stop_ids)] = len(text) - len(prompts[row]) >= request.min_tokens
+                scores = np.where(allowed, logits[row, len(text) - 1], -np.inf)
+                text.append(choice(scores, noise, request.sampling))
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 

@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import gc
+import http.client
 import json
 import signal
 import time
@@ -23,6 +25,7 @@ from tests.helpers.serving import (
     post,
     raw_stream,
     start_command,
+    stream_of,
     wait_for,
 )
 
@@ -138,12 +141,17 @@ BAD = {
     json.dumps(asked(unheard=1)): "unheard",
     json.dumps(asked(temperature="warm")): "temperature",
     json.dumps(asked(max_tokens=True)): "max_tokens",
-    json.dumps(asked(max_tokens=97)): None,
     json.dumps(asked(max_tokens=0)): None,
     json.dumps(asked(temperature=-1)): None,
     json.dumps(asked(temperature=float("nan"))): None,
     json.dumps(asked(top_k=10**30)): None,
-    json.dumps(asked(seed=-1)): None,
+    json.dumps(asked(max_tokens=4, min_tokens=5)): "min_tokens",
+    json.dumps(asked(min_tokens=-1)): "min_tokens",
+    json.dumps(asked(ignore_eos=1)): "ignore_eos",
+    json.dumps(asked(reasoning_effort="high")): "reasoning_effort",
+    json.dumps(asked(chat_template_kwargs=[1])): "chat_template_kwargs",
+    json.dumps(asked(chat_template_kwargs={"chat_template": "{{ 1 }}"})): "chat_template_kwargs",
+    json.dumps(asked())[:-1] + r', "\ud800": 1}': r"\ud800",
     json.dumps(asked(mode="tree")): "mode",
     json.dumps(asked(stop=["a", 1])): "stop",
     json.dumps(asked(stop="a" * 100_000)): "stop",
@@ -155,6 +163,7 @@ BAD = {
     json.dumps(asked() | {"messages": []}): "messages",
     json.dumps(asked() | {"messages": [5]}): "messages",
     json.dumps(asked() | {"messages": [{"role": "tool", "content": "x"}]}): "messages",
+    json.dumps(asked() | {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}): "messages",
 }
 
 
@@ -168,9 +177,12 @@ def test_what_is_wrong_or_not_supported_is_refused_by_name_with_400(port, body):
 def test_other_refusals_have_their_status(port):
     assert post(port, b'{"model": "\xff"}')[0] == 400
     assert post(port, asked() | {"model": "other"})[0] == 404
-    assert post(port, b" " * (5 << 20))[0] == 413
+    assert post(port, b" " * (32 << 20))[0] == 413  # much more than a socket holds
+    assert post(port, b" " * (32 << 20), path="/v1/other")[0] == 404
     assert post(port, asked(), **{"Content-Type": "text/plain"})[0] == 415  # what other sites' pages can send
     assert post(port, asked(), path="/v1/embeddings")[0] == 404
+    status, _, answer = post(port, {"model": MODEL, "input": "x"}, path="/v1/responses")
+    assert status == 404 and "/v1/chat/completions" in answer["error"]["message"]
     assert get(port, "/v1/chat/completions")[0] == 405
     assert get(port, "/health") == (200, "ready") and "<!doctype html>" in get(port, "/")[1]
 
@@ -212,12 +224,21 @@ def test_clients_that_vanish_free_their_rows(port):
     assert post(port, asked(max_tokens=2))[0] == 200
 
 
+def test_half_sent_heads_are_closed(port, monkeypatch):
+    monkeypatch.setattr("domino_jax.serving.connections.HEAD_SECONDS", 0.5)
+    idle, half = raw_stream(port, {}, b""), raw_stream(port, {}, b"POST /v1/chat/completions HTTP/1.1\r\nContent-Le")
+    second = raw_stream(port, {}, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
+    for connection in (idle, half, second):
+        connection.settimeout(20)
+        while connection.recv(4096):
+            pass  # until the server closes it
+    assert post(port, asked(max_tokens=2))[0] == 200
+
+
 def test_a_slow_reader_and_half_sent_requests_hold_up_nobody(engine, port):
     slow = raw_stream(port, asked(stream=True))
     half = raw_stream(port, asked())
-    half_open = [raw_stream(port, {}) for _ in range(3)]
-    for connection in half_open:
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Le")
+    half_open = [raw_stream(port, {}, b"POST /v1/chat/completions HTTP/1.1\r\nContent-Le") for _ in range(3)]
     status, _, answer = post(port, asked())
     assert status == 200 and answer["choices"][0]["message"]["content"] == alone(engine, QUESTION)
     received = b""
@@ -299,21 +320,64 @@ def test_a_stream_states_the_drafts_that_each_round_rejected(engine, client):
     assert all(not rejected or rejected[0] != bonus for bonus, rejected in texts)
 
 
-def test_rounds_of_an_answer_that_a_stop_string_ends_are_counted(engine, port):
-    text = alone(engine, QUESTION)
-    names = [f"spec_decode_num_{part}_total" for part in ("drafts", "draft_tokens", "accepted_tokens")]
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", [0, 4, 20, 47])
+def test_what_a_stop_string_cuts_is_cut_in_every_count(engine, port, place, stream):
+    """As if the token that completes the stop string were a stop id: it is counted, and nothing after it."""
+    from domino_jax.serving.protocol import read_request
+
+    text, served = alone(engine, QUESTION), engine.served
+    stop = text[place : place + 3]
+    parts = ("drafts", "draft_tokens", "accepted_tokens")
+    names = [*(f"spec_decode_num_{part}_total" for part in parts), "generation_tokens_total"]
     before = [metric(port, name) for name in names]
-    assert post(port, asked(stop=text[20:27]))[0] == 200
+    body = asked(stop=stop, stream=stream, stream_options={"include_usage": True})
+    answer = stream_of(port, body)[-1] if stream else post(port, body)[2]
     wait_for(lambda: idle(port), 60)
-    rounds, drafted, accepted = (metric(port, name) - old for name, old in zip(names, before, strict=True))
-    assert rounds > 0 and 0 < accepted <= drafted <= 8 * rounds
+    counted = [metric(port, name) - old for name, old in zip(names, before, strict=True)]
+
+    prompt = read_request(body, True, served).prompt
+    [generation] = served.generator.generate(served.models, [prompt], "draft", [Request(0, 0, 96)]).answers
+    ids = generation.token_ids
+    tokens = next(end for end in range(1, len(ids) + 1) if stop in served.tokenizer.decode(ids[:end]))
+    rounds, left = [], tokens - 1
+    for length in generation.accept_lengths:
+        rounds, left = rounds + [min(length, left)] * (left > 0), left - length
+    accepted, drafted = sum(rounds) - len(rounds), 8 * len(rounds)
+    assert counted == [len(rounds), drafted, accepted, tokens]
+    usage, record = answer["usage"], answer["metrics"]["speculative_decoding"]
+    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (tokens, details)
+    assert record is None if not rounds else record["mean_acceptance_length"] == sum(rounds) / len(rounds)
 
 
-def test_on_the_loopback_other_host_names_are_refused(engine):
+def test_on_the_loopback_other_host_names_are_refused_with_the_remedy(engine):
     with listening(engine, hosts=LOOPBACK) as port:
         for host in ("localhost", "127.0.0.1:80", "[::1]:8000"):
             assert get(port, "/v1/models", Host=host)[0] == 200
-        assert get(port, "/v1/models", Host="example.com")[0] == 400
+        for host in ("example.com", "[", "localhost.example.com"):
+            status, text = get(port, "/v1/models", Host=host)
+            assert status == 400 and "localhost" in json.loads(text)["error"]["message"]
+        probe = raw_stream(port, {}, b"GET /health HTTP/1.0\r\n\r\n")  # of a proxy
+        assert b"".join(iter(functools.partial(probe.recv, 4096), b"")).split()[1] == b"200"
+
+
+def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
+    asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    asks["Access-Control-Request-Headers"] = "authorization,content-type"
+    for origin, allowed in ((None, None), ("https://b.example", None), ("https://a.example", "https://a.example")):
+        with listening(engine, origin=origin) as port:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            with contextlib.closing(connection):
+                connection.request("OPTIONS", "/v1/chat/completions", headers=asks)
+                answer = connection.getresponse()
+                text = answer.read().decode()
+            assert answer.getheader("Access-Control-Allow-Origin") == allowed
+            assert (answer.status == 200) == bool(allowed) and (origin or "--allow_origin" in text)
+            headers = post(port, asked(max_tokens=1), Origin="https://a.example")[1]
+            assert {name.lower(): value for name, value in headers.items()}.get(
+                "access-control-allow-origin"
+            ) == allowed
 
 
 @pytest.mark.slow

@@ -1,0 +1,53 @@
+"""What the server counts for /metrics."""
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from domino_jax.serving.engine import Job, Update
+
+
+class Metrics:
+    """Prometheus metrics with vLLM's names after `prefix`."""
+
+    def __init__(self, prefix: str = "domino"):
+        self.registry = CollectorRegistry()
+        seconds = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+        def new(kind: type, name: str, text: str, **choices):
+            return kind(f"{prefix}:{name}", text, registry=self.registry, **choices)
+
+        self.running = new(Gauge, "num_requests_running", "Requests that have a row.")
+        self.waiting = new(Gauge, "num_requests_waiting", "Requests that wait for a row.")
+        self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
+        self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")
+        self.rounds = new(Counter, "rounds", "Rounds of a batch by the drafts of each row.", labelnames=("drafts",))
+        self.exploring = new(Counter, "exploring_seconds", "Time lost to trying other numbers of drafts.")
+        self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self.first = new(Histogram, "time_to_first_token_seconds", "Arrival to first token.", buckets=seconds)
+        self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
+        self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
+
+    def count(self, job: "Job", update: "Update", last: float | None, drafts: int) -> None:
+        """An update that is cut to what its client gets.
+
+        Args:
+            last: when the job's update before was read; None: there was none.
+            drafts: that the rounds of this update offered to the target.
+        """
+        new, rounds = len(update.token_ids), update.accept_lengths
+        if last is None:
+            self.prompt.inc(len(job.prompt))
+            self.first.observe(update.at - job.arrived)
+        else:
+            for _ in range(new):
+                self.between.observe((update.at - last) / new)
+        self.generated.inc(new)
+        self.drafts.inc(len(rounds))
+        self.draft_tokens.inc(drafts)
+        self.accepted.inc(sum(rounds) - len(rounds))
+        if update.finish_reason:
+            self.whole.observe(update.at - job.arrived)
