@@ -142,7 +142,8 @@ class Queue:
         """The most rows that may be done while a dispatch goes on (loop.run_rounds): it ends when requests that wait
         can have rows, or a smaller batch holds the rest."""
         rows = len(self.rows)
-        return (self._together() if self.waiting else rows - self.generator.smaller_batch(rows)) - 1
+        smaller = 0 if self.general else self.generator.smaller_batch(rows)
+        return (self._together() if self.waiting else rows - smaller) - 1
 
     def advance(self, rounds: int) -> None:
         """Up to `rounds` rounds in one dispatch."""

@@ -120,6 +120,7 @@ class Engine(threading.Thread):
         self._generator: BackgroundGenerator | None = None
         self.metrics.running.set_function(self._running)
         self.metrics.waiting.set_function(lambda: max(len(self._jobs) - self._running(), 0))
+        self.metrics.compiling.set_function(self.compiling)
 
     # ------------------------------------------------------------------------------------- from other threads
 
@@ -172,6 +173,8 @@ class Engine(threading.Thread):
         finally:
             self.drain()
             self._fail(list(self._jobs), Refusal("the server stops.", 500))
+            if self._generator:
+                self._generator.pool.shutdown(wait=False, cancel_futures=True)
             self.ended()
 
     def _running(self) -> int:
@@ -309,6 +312,7 @@ class Metrics:
 
         self.running = new(Gauge, "num_requests_running", "Requests that have a row.")
         self.waiting = new(Gauge, "num_requests_waiting", "Requests that wait for a row.")
+        self.compiling = new(Gauge, "num_programs_compiling", "Programs that are compiled while others run.")
         self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
         self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
         self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")
