@@ -7,6 +7,7 @@ of arrays.
 import concurrent.futures
 import copy
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +68,7 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
     fields = {field.name: getattr(queue.generator, field.name) for field in dataclasses.fields(Programs)}
     trial.generator, trial.pace = Rehearsal(**fields), copy.deepcopy(queue.pace)
     trial.rows = [ticket and copy.copy(ticket) for ticket in queue.rows]
-    trial.waiting = deque(map(copy.copy, queue.waiting))
+    trial.waiting = deque(map(copy.copy, itertools.islice(queue.waiting, queue.generator.settings.batch_size)))
     trial.state = shapes(queue.state)
     try:
         for trial.general in general:

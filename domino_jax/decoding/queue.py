@@ -132,8 +132,8 @@ class Queue:
         return tickets
 
     def settled(self) -> bool:
-        """Whether none waits, and batch and caches have the size that the requests need: admit() would do nothing."""
-        if self.waiting or not self.state:
+        """Whether batch and caches have the size that the requests need, and none can start: admit() does nothing."""
+        if not self.state or (self.waiting and None in self.rows):
             return False
         sizes = len(self.rows), slots_of(self.state.target_cache), self.state.sampling.kind
         return sizes == (self._batch_rows(), self._cache_slots(), self._rounds_kind())
@@ -141,16 +141,15 @@ class Queue:
     def idle(self) -> int:
         """The most rows that may be done while a dispatch goes on (loop.run_rounds): it ends when requests that wait
         can have rows, or a smaller batch holds the rest."""
-        rows = len(self.rows)
-        smaller = 0 if self.general else self.generator.smaller_batch(rows)
-        return (self._together() if self.waiting else rows - smaller) - 1
+        smaller = 0 if self.general else self.generator.smaller_batch(len(self.rows))
+        return (self._together() if self.waiting else len(self.rows) - smaller) - 1
 
     def advance(self, rounds: int) -> None:
         """Up to `rounds` rounds in one dispatch."""
         clock, choice = self.clock, None
         if self.pace:
-            choices = filter(None, (self.controller.choose(self.pace, len(self.rows)), self.pace.used))
-            at_hand = (one for one in choices if self.generator.at_hand(self._rounds(rounds, one)))
+            choices = () if self.general else (self.controller.choose(self.pace, len(self.rows)), self.pace.used)
+            at_hand = (one for one in choices if one and self.generator.at_hand(self._rounds(rounds, one)))
             choice = next(at_hand, Choice(self.controller.widths[-1], PROBE))
         compiled = clock.compile_seconds
         self.state, seconds = self.generator.run(clock, self._rounds(rounds, choice))
