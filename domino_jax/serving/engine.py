@@ -192,6 +192,7 @@ class Engine(threading.Thread):
         for length in lengths.values():
             while program := self._missing(mode, [0] * length, request):
                 generator.compile(program)
+            self._served.add((mode, generator.bucket(length), open_kind([request])))
         queue = self._queues[mode]
         queue.general = True
         queue.add([0] * length, request)
