@@ -4,12 +4,12 @@ Which programs a step of a queue needs is what the step itself runs: `first_miss
 of arrays.
 """
 
-import concurrent.futures
 import copy
 import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ class Rehearsal(Programs):
 
     def run(self, clock: Clock, program: Program) -> tuple[Any, float]:
         if program.key not in self.compiled:
-            raise Missing(program._replace(arguments=shapes(program.arguments)))
+            raise Missing(program)
         return shapes(self.compiled[program.key].out_info), 0.0
 
     def at_hand(self, program: Program) -> bool:
@@ -87,29 +87,21 @@ class BackgroundGenerator(Generator):
     """
 
     after_each: Callable[[], None] = lambda: None
-    demanded: dict[tuple, concurrent.futures.Future] = dataclasses.field(default_factory=dict)
-    pool: concurrent.futures.Executor = dataclasses.field(
-        default_factory=lambda: concurrent.futures.ThreadPoolExecutor(1, "compiler")
-    )
+    demanded: dict[tuple, Future] = dataclasses.field(default_factory=dict)
+    pool: Executor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "compiler"))
 
     def at_hand(self, program: Program) -> bool:
-        if program.key in self.compiled:
-            return True
-        self.demand(program._replace(arguments=shapes(program.arguments)))
-        return False
+        if program.key not in self.compiled:
+            self.demand(program)
+        return program.key in self.compiled
 
-    def demand(self, program: Program) -> BaseException | None:
-        """Has a program compiled, once; why that failed, if it has.
-
-        Args:
-            program: its arguments are shapes, because arrays would stay in memory until it is compiled.
-        """
+    def demand(self, program: Program) -> Future:
+        """The compilation of a program, which begins once; it goes by shapes, because arrays would stay in memory."""
         if program.key not in self.demanded:
-            future = self.pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
+            program = program._replace(arguments=shapes(program.arguments))
+            future = self.demanded[program.key] = self.pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
             future.add_done_callback(lambda _: self.after_each())
-            self.demanded[program.key] = future
-        future = self.demanded[program.key]
-        return future.exception() if future.done() else None
+        return self.demanded[program.key]
 
     def compiling(self) -> int:
         """How many programs are demanded and not compiled yet."""

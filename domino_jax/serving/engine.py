@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -113,7 +114,8 @@ class Engine(threading.Thread):
         self._jobs: set[Job] = set()
         self._arrived: list[Job] = []
         self._held: list[Job] = []  # which wait for a program
-        self._served: set[tuple] = set()  # what general programs serve
+        self._servable: set[tuple] = set()  # kinds of requests that general programs serve
+        self._awaited: dict[tuple, Future] = {}  # by such a kind, the program that it waits for
         self._cancelled: list[Job] = []
         self._changed = threading.Condition()
         self._queues: dict[str, Queue] = {}
@@ -191,8 +193,8 @@ class Engine(threading.Thread):
         lengths = {generator.bucket(length): length for length in range(1, generator.limits.room(2) + 1)}
         for length in lengths.values():
             while program := self._missing(mode, [0] * length, request):
-                generator.compile(program)
-            self._served.add((mode, generator.bucket(length), open_kind([request])))
+                generator.demand(program).result()
+            self._servable.add((mode, generator.bucket(length), open_kind([request])))
         queue = self._queues[mode]
         queue.general = True
         queue.add([0] * length, request)
@@ -234,13 +236,17 @@ class Engine(threading.Thread):
 
     def _start(self, job: Job) -> bool:
         """Gives a job to its queue, or fails it, unless a program for it is still missing, which is then demanded."""
-        usual = job.mode, self._generator.bucket(len(job.prompt)), open_kind([job.request])
-        if usual not in self._served:
+        kind = job.mode, self._generator.bucket(len(job.prompt)), open_kind([job.request])
+        if kind in self._awaited and not self._awaited[kind].done():
+            return False
+        if kind not in self._servable:
             if program := self._missing(job.mode, job.prompt, job.request):
-                if error := self._generator.demand(program):
+                compiled = self._awaited[kind] = self._generator.demand(program)
+                error = compiled.done() and compiled.exception()
+                if error:
                     self._fail([job], Refusal(first_line(error), 500))
-                return error is not None
-            self._served.add(usual)
+                return bool(error)
+            self._servable.add(kind)
         job.ticket = self._queues[job.mode].add(job.prompt, job.request)
         return True
 
