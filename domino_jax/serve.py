@@ -6,7 +6,8 @@
 The page is at http://127.0.0.1:8000/, the API under /v1 (docs/serving.md). With DOMINO_API_KEY in the environment,
 requests under /v1 need this key. Values that a request leaves out are those of config.decode.
 
-SIGTERM and SIGHUP refuse new requests, answer those that have arrived and end with exit code 0.
+SIGTERM and SIGHUP refuse new requests, answer those that have arrived and end with exit code 0; while it loads they end
+it at once.
 
 It needs requirements-serve.txt besides requirements.txt.
 """
@@ -19,6 +20,7 @@ import pathlib
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -86,10 +88,13 @@ def main(flags: cli.Flags) -> int:
         print(f"warning: {host} can be reached from other machines{without}.", flush=True)
     engine.start()
     server.run(sockets=[listener])
+    if engine.failure and not server.interrupted:
+        raise engine.failure
+    if engine.is_alive() or engine.compiling():  # Python would wait for a compilation, which nothing can end
+        sys.stdout.flush()
+        os._exit(130 if server.interrupted else 0)
     if server.interrupted:
         raise KeyboardInterrupt
-    if engine.failure:
-        raise engine.failure
     return 0
 
 

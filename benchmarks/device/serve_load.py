@@ -127,6 +127,12 @@ def served(flags: Sequence[str]) -> Iterator[str]:
         process.wait()
 
 
+def programs_compiling(url: str) -> int:
+    with urllib.request.urlopen(f"{url}metrics") as answer:
+        [line] = [line for line in answer.read().decode().splitlines() if line.startswith("domino:num_programs_comp")]
+    return int(float(line.split()[1]))
+
+
 def offline(flags: cli.Flags, prompts: Sequence[list[dict]], limit: int) -> list[str]:
     """The texts that the target alone gives."""
     with serve.loaded(flags, serve.settings_of(flags)) as models:
@@ -145,7 +151,10 @@ async def measure(url: str, prompts: Sequence[list[dict]], expected: Sequence[st
         for mode in (BASELINE, model.model_extra["modes"][-1]):
             for load in loads:
                 few = max(32, 2 * int(float(load.removesuffix("/s"))))  # prompts of several lengths
-                await level(client, model.id, mode, prompts[:few], limit, load)  # compiles
+                compiling = True
+                while compiling:  # what this level needs is compiled while it is answered
+                    await level(client, model.id, mode, prompts[:few], limit, load)
+                    compiling = programs_compiling(url) > 0
                 answers, seconds = await level(client, model.id, mode, prompts, limit, load)
                 rows.append({"mode": mode, "load": load, **figures(answers, seconds, expected)})
                 print(json.dumps(rows[-1]), flush=True)

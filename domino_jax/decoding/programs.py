@@ -5,7 +5,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -44,6 +44,15 @@ class Clock:
 
     def __post_init__(self):
         self.widths = Counter(self.widths)  # a sum of clocks adds the values of a key
+
+
+class Program(NamedTuple):
+    """What `Programs.run` takes: where the program is stored, and what it is compiled from."""
+
+    key: tuple
+    function: Callable
+    arguments: tuple  # arrays or their shapes
+    donate: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,11 +127,11 @@ class Programs:
         idle: int | None = None,
         longest: int | None = None,
         drafts: int | None = None,
-    ) -> tuple:
-        """What `run` takes for up to max_rounds rounds (loop.run_rounds): a program's key, function and arguments.
+    ) -> Program:
+        """The program of up to max_rounds rounds (loop.run_rounds).
 
         Args:
-            state: is to be donated.
+            state: is donated.
             idle: None: until all rows are done.
             longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
             drafts: of a round; None: as the settings say.
@@ -133,38 +142,56 @@ class Programs:
         kind = state.sampling and state.sampling.kind
         key = (canonical_mode(mode), rows, slots, kind, bool(state.draft_cache), drafts)
         limits = (np.int32(limit) for limit in (max_rounds, idle, longest))
-        return key, self.rounds(mode, drafts), (models, state, self.stop_ids, *limits)
+        return Program(key, self.rounds(mode, drafts), (models, state, self.stop_ids, *limits), donate=(1,))
 
     def advance(
         self, models: Models, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
     ) -> DecodeState:
         """Up to max_rounds rounds in one `dispatch`; the state passed in is donated."""
         clock = clock or Clock()
-        program = self.dispatch(models, state, mode, max_rounds, **limits)
-        state, seconds = self.run(clock, *program, donate=(1,))
+        state, seconds = self.run(clock, self.dispatch(models, state, mode, max_rounds, **limits))
         clock.decode_seconds += seconds
         return state
 
-    def run(self, clock: Clock, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
-        """(result, seconds) of the program stored under `key`, which is compiled first if need be."""
-        mesh = jax.sharding.get_mesh()
+    def run(self, clock: Clock, program: Program) -> tuple[Any, float]:
+        """(its result, seconds); a program that is not compiled yet is compiled first."""
+        mesh, arguments = jax.sharding.get_mesh(), program.arguments
         if not mesh.empty:
             arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
-        compiled = self.compiled.get(key)
+        compiled = self.compiled.get(program.key)
         if compiled is None:
             begin = time.perf_counter()
-            layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
-            program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
-            if mappings_in_use() > 0.75:  # without any left XLA ends the process; 24 layers on a CPU need 1 %
-                self.compiled.clear()
-            # float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck.
-            exact = "highest" if self.settings.dtype == "float32" else jax.config.jax_default_matmul_precision
-            with jax.default_matmul_precision(exact):
-                compiled = self.compiled[key] = program.lower(*arguments).compile()
+            self.make_room()
+            compiled = self.compile(program._replace(arguments=arguments))
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         result = jax.block_until_ready(compiled(*arguments))
         return result, time.perf_counter() - begin
+
+    def compile(self, program: Program) -> jax.stages.Compiled:
+        key, function, arguments, donate = program
+        mesh = jax.sharding.get_mesh()
+        layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
+        jitted = jax.jit(function, donate_argnums=donate, out_shardings=layout)
+        # float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck.
+        exact = "highest" if self.settings.dtype == "float32" else jax.config.jax_default_matmul_precision
+        with jax.default_matmul_precision(exact):
+            compiled = self.compiled[key] = jitted.lower(*arguments).compile()
+        return compiled
+
+    def make_room(self) -> None:
+        """Drops the programs before the process runs out of memory mappings, at which XLA would end it."""
+        if mappings_in_use() > 0.75:  # a program of 24 layers on a CPU needs 1 %
+            self.compiled.clear()
+
+    def at_hand(self, program: Program) -> bool:
+        """Whether a step may use a program that it can do without; here it may wait for any (background.py)."""
+        return True
+
+    def delete(self, tree: Any) -> None:
+        """Frees the arrays of a tree, whoever else refers to them."""
+        for leaf in jax.tree.leaves(tree):
+            leaf.delete()
 
     def bucket(self, length: int) -> int:
         """The length to which prompts are padded: the next power of two, at most the largest cache."""

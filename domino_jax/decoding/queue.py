@@ -12,23 +12,20 @@ from collections import deque
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
-from domino_jax.decoding.programs import Clock, Programs
+from domino_jax.decoding.prefill import ANY_SAMPLING, earlier_text, open_kind, prefill_program
+from domino_jax.decoding.prefixes import CachedText, Prefixes
+from domino_jax.decoding.programs import Clock, Program, Programs
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import TREE
-from domino_jax.decoding.width import Dispatch
-from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
+from domino_jax.decoding.width import PROBE, Choice, Dispatch
+from domino_jax.method.loop import DecodeState, put_rows, take_rows
 from domino_jax.method.pair import Models
-from domino_jax.method.sampling import RowSampling, request_keys
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
-LEAST_PART = 64  # tokens that are read after a prefix, padding included: fewer sizes are fewer programs
 QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
-LEAST_POOL = 64  # of top-k, in programs for any requests; larger ones double it
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,8 +61,10 @@ class Queue:
 
     rows: None for those that are free.
     kind: of all requests, so that one program serves them; None where all sample as the generator does. Where requests
-        keep coming it follows from the rows.
+        keep coming it is the same for all programs but prefills and rounds, whose kind follows from their requests.
     least, most: slots that the caches have at all times, and that they never exceed.
+    general: batch and caches have their largest size and rounds serve any sampling, so that few programs serve any
+        requests; else they have the size that the requests need.
     """
 
     def __init__(
@@ -86,8 +85,9 @@ class Queue:
         self.waiting: deque[Ticket] = deque(tickets or ())
         samplings = {ticket.request.sampling for ticket in self.waiting}
         delayed = any(ticket.request.min_tokens for ticket in self.waiting)
-        plain = not delayed and not samplings - {generator.settings.sampling}
-        self.kind = None if plain else SamplingKind.of(samplings, delayed)
+        plain = not delayed and samplings <= {generator.settings.sampling}
+        self.kind = ANY_SAMPLING if self.open else None if plain else SamplingKind.of(samplings, delayed)
+        self.general = False
         self.least, self.most = self._cache_sizes()
         self.state: DecodeState | None = None
         self.controller = generator.controller(mode)
@@ -106,8 +106,7 @@ class Queue:
 
     def admit(self) -> list[Ticket]:
         """Fits batch and caches to the requests that are left, and starts those that get a row; returns these."""
-        live = self.live()
-        rows = self.generator.batch_rows(len(live) + len(self.waiting))
+        rows = self._batch_rows()
         if self.state is None:
             self.rows, real = [None] * rows, list(range(rows))
         else:
@@ -119,9 +118,7 @@ class Queue:
             return []
         if self.pace and tickets and (self.state is None or len(self.rows) == 1):
             self.pace.new_text()
-        if self.open:  # all programs but the rounds serve any sampling
-            kinds = covering_kinds([ticket.request for ticket in self.live().values()])
-            self.kind = kinds[0]
+        if self.open:
             self._sample_by(self.kind)
         rest = list(zip(places, tickets, strict=True))
         if self.state is None:
@@ -132,27 +129,39 @@ class Queue:
         for first in range(0, len(rest), together):
             self._put(rest[first : first + together])
         if self.open:
-            self._sample_by(kinds[1])
+            self._sample_by(self._rounds_kind())
         return tickets
+
+    def settled(self) -> bool:
+        """Whether batch and caches have the size that the requests need, and none can start: admit() does nothing."""
+        if not self.state or (self.waiting and None in self.rows):
+            return False
+        sizes = len(self.rows), slots_of(self.state.target_cache), self.state.sampling.kind
+        return sizes == (self._batch_rows(), self._cache_slots(), self._rounds_kind())
 
     def idle(self) -> int:
         """The most rows that may be done while a dispatch goes on (loop.run_rounds): it ends when requests that wait
         can have rows, or a smaller batch holds the rest."""
-        rows = len(self.rows)
-        return (self._together() if self.waiting else rows - self.generator.smaller_batch(rows)) - 1
+        smaller = 0 if self.general else self.generator.smaller_batch(len(self.rows))
+        return (self._together() if self.waiting else len(self.rows) - smaller) - 1
 
     def advance(self, rounds: int) -> None:
         """Up to `rounds` rounds in one dispatch."""
-        clock, choice, drafts = self.clock, None, None
+        clock, choice = self.clock, None
         if self.pace:
-            choice = self.controller.choose(self.pace, len(self.rows))
-            rounds, drafts = min(rounds, choice.rounds), choice.drafts
+            choices = () if self.general else (self.controller.choose(self.pace, len(self.rows)), self.pace.used)
+            at_hand = (one for one in choices if one and self.generator.at_hand(self._rounds(rounds, one)))
+            choice = next(at_hand, Choice(self.controller.widths[-1], PROBE))
         compiled = clock.compile_seconds
-        program = self.generator.dispatch(self.models, self.state, self.mode, rounds, idle=self.idle(), drafts=drafts)
-        self.state, seconds = self.generator.run(clock, *program, donate=(1,))
+        self.state, seconds = self.generator.run(clock, self._rounds(rounds, choice))
         clock.decode_seconds += seconds
         if choice:
             self.ran = Dispatch(choice, len(self.rows), seconds, timed=clock.compile_seconds == compiled)
+
+    def _rounds(self, rounds: int, choice: Choice | None) -> Program:
+        limits = {"idle": self.idle(), "drafts": choice and choice.drafts}
+        rounds = min(rounds, choice.rounds) if choice else rounds
+        return self.generator.dispatch(self.models, self.state, self.mode, rounds, **limits)
 
     def collect(self) -> list[Ticket]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""
@@ -195,9 +204,8 @@ class Queue:
                 self._free_idle()
                 if self.state is None:
                     return
-                key, ended = ("drop", len(self.rows)), np.arange(len(self.rows)) == place
-                done, _ = self.generator.run(self.clock, key, jnp.logical_or, (self.state.done, ended))
-                self.state = self.state.replace(done=done)
+                ended = np.arange(len(self.rows)) == place
+                self.state = self.state.replace(done=np.asarray(self.state.done) | ended)
 
     def _free_idle(self) -> None:
         """An open queue without requests holds no caches while it waits for the next one."""
@@ -208,45 +216,16 @@ class Queue:
 
     def prefill(self, tickets: Sequence[Ticket], rows: int) -> DecodeState:
         """A batch of `rows`; those without a request are done once they have a single token."""
-        generator, first = self.generator, tickets[0]
-        missing = rows - len(tickets)
-        tokens = [*(ticket.prompt for ticket in tickets), *[first.prompt] * missing]
-        requests = [ticket.request for ticket in tickets]
-        requests += [dataclasses.replace(first.request, max_new_tokens=1)] * missing
-        lengths = np.array([len(row) for row in tokens], np.int32)
-        bucket = generator.bucket(int(lengths.max()))
-        slots = self._slots(generator.slots(bucket))
-        earlier = None
+        [first, *_], earlier = tickets, None
         if self.prefixes and rows == 1:
-            earlier, first.cached = self.prefixes.longest(first.prompt, self.plain)
-            if earlier and not self.plain:
-                sizes = len(earlier.token_ids), len(first.prompt)
-                first.cached = self.models.drafter.config.reusable(first.cached, *sizes)
-            # Padding to the bucket must not need more slots than the whole prompt does.
-            part = min(max(generator.bucket(len(first.prompt) - first.cached), LEAST_PART), slots)
-            first.cached = min(first.cached, slots - part)
-            earlier, first.cached = (earlier, first.cached) if first.cached >= SHORTEST else (None, 0)
-            tokens, bucket = [first.prompt[first.cached :]], part if earlier else bucket
-        padded = np.zeros((rows, bucket), np.int32)
-        for row, prompt in zip(padded, tokens, strict=True):
-            row[: len(prompt)] = prompt
-        limits = np.array([request.max_new_tokens for request in requests], np.int32)
-        seeds = np.array([request.seed for request in requests], np.int32)
-        keys = request_keys(seeds, jnp.asarray([request.noise for request in requests], jnp.int32))
-        first_stop = lengths + np.minimum([request.min_tokens for request in requests], limits).astype(np.int32)
-        sampling = self.kind and RowSampling.of([request.sampling for request in requests], self.kind, first_stop)
-        endless = np.array([request.ignore_eos for request in requests])
-        models = Models(self.models.target, self.models.target_params) if self.plain else self.models
-        arguments = (models, Prompts(padded, lengths, limits, keys, sampling, endless), generator.stop_ids)
-        key = ("prefill", rows, bucket, slots, self.plain, self.kind)
-        if earlier:
-            caches = earlier.target_cache, () if self.plain else earlier.draft_cache
-            arguments = (*arguments, caches, np.int32(first.cached))
-            key = (*key, slots_of(earlier.target_cache))
-        program = functools.partial(generator.prefill, slots=slots)
-        state, seconds = generator.run(self.clock, key, program, arguments)
+            earlier, first.cached = earlier_text(self, first)
+        program = prefill_program(self, tickets, rows, earlier)
+        if earlier and not self.generator.at_hand(program):
+            first.cached = 0
+            program = prefill_program(self, tickets, rows)
+        state, seconds = self.generator.run(self.clock, program)
         self.clock.prefill_seconds += seconds
-        return state
+        return state.replace(sampling=state.sampling.replace(kind=self.kind)) if self.open else state
 
     def _sample_by(self, kind: SamplingKind) -> None:
         if self.state:
@@ -258,8 +237,8 @@ class Queue:
         fresh = self.prefill(tickets, len(tickets))
         sizes = len(self.rows), slots_of(self.state.target_cache), len(tickets), slots_of(fresh.target_cache)
         arguments = (self.state, fresh, np.array(places, np.int32))
-        key = ("admit", *sizes, self.plain, self.kind)
-        self.state, seconds = self.generator.run(self.clock, key, put_rows, arguments, donate=(0,))
+        program = Program(("admit", *sizes, self.plain, self.kind), put_rows, arguments, donate=(0,))
+        self.state, seconds = self.generator.run(self.clock, program)
         self.clock.prefill_seconds += seconds
 
     def _keep(self, place: int, ticket: Ticket) -> None:
@@ -271,8 +250,11 @@ class Queue:
         slots = min(self.generator.slots(ticket.length), whole)
         key = ("keep", len(self.rows), whole, slots, self.plain)
         arguments = (self.models, caches, np.array([place], np.int32))
+        program = Program(key, functools.partial(_cut_out, slots=slots), arguments)
+        if not self.generator.at_hand(program):
+            return
         try:
-            caches, _ = self.generator.run(self.clock, key, functools.partial(_cut_out, slots=slots), arguments)
+            caches, _ = self.generator.run(self.clock, program)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -301,8 +283,22 @@ class Queue:
         longest = max(len(ticket.prompt) for ticket in self.waiting)
         return 0, min(max(room, generator.slots(generator.bucket(longest))), largest)
 
-    def _slots(self, wanted: int) -> int:
+    def slots(self, wanted: int) -> int:
         return max(self.least, min(wanted, self.most))
+
+    def _batch_rows(self) -> int:
+        settings, requests = self.generator.settings, len(self.live()) + len(self.waiting)
+        return settings.batch_size if self.general else self.generator.batch_rows(requests)
+
+    def _cache_slots(self) -> int:
+        """Slots for the longest live row and a block."""
+        longest = max(ticket.length for ticket in self.live().values())
+        wanted = self.slots(self.generator.slots(longest + self.generator.block_rows(self.mode)))
+        return self.most if self.general else wanted
+
+    def _rounds_kind(self) -> SamplingKind:
+        """Of an open queue."""
+        return open_kind([ticket.request for ticket in self.live().values()], cheapest=not self.general)
 
     def _together(self) -> int:
         """How many of the requests that wait take rows together."""
@@ -331,23 +327,21 @@ class Queue:
         It works layer by layer, so that at most one layer exists twice at a time.
         """
         generator, state, rows = self.generator, self.state, len(self.rows)
-        longest = max(ticket.length for ticket in self.live().values())
-        slots = self._slots(generator.slots(longest + generator.block_rows(self.mode)))
+        slots = self._cache_slots()
         before, real = state.done.shape[0], len(places)
         if (before, slots_of(state.target_cache)) == (rows, slots):
             return
         places = np.array([*places, *[0] * (rows - real)], np.int32)
 
         def run(key: tuple, function, *arguments):
-            fitted, seconds = generator.run(self.clock, key, function, arguments)
+            fitted, seconds = generator.run(self.clock, Program(key, function, arguments))
             self.clock.decode_seconds += seconds
             return fitted
 
         def fit(part, slots):
             shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(part))
             fitted = run(("resize", shapes, rows, slots), functools.partial(_fit_part, slots=slots), part, places)
-            for leaf in jax.tree.leaves(part):
-                leaf.delete()
+            generator.delete(part)
             return fitted
 
         target = tuple(fit(layer, slots) for layer in state.target_cache)
@@ -357,16 +351,6 @@ class Queue:
         if rows != before:
             state = run(("rows", before, rows, self.kind), _take, state, places, np.arange(rows) >= real)
         self.state = state.replace(target_cache=target, draft_cache=draft)
-
-
-def covering_kinds(requests: Sequence[Request]) -> tuple[SamplingKind, SamplingKind]:
-    """Two of the few kinds that serve any requests: with noise, and the cheapest that serves these."""
-    params = [request.sampling for request in requests]
-    pool = max(one.top_k for one in params)
-    pool = max(LEAST_POOL, 1 << (pool - 1).bit_length()) if pool else 0
-    noisy = SamplingKind(greedy=False, pool=pool, nucleus=True, searched=True, delayed=True)
-    cheap = all(one.greedy for one in params) and not any(request.min_tokens for request in requests)
-    return noisy, SamplingKind(True, 0, False, False) if cheap else noisy
 
 
 def _take(state: DecodeState, places: jax.Array, ended: jax.Array) -> DecodeState:

@@ -6,12 +6,16 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 
+from domino_jax.decoding.background import BackgroundGenerator, first_missing
 from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.prefill import open_kind
 from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.programs import Program
 from domino_jax.decoding.queue import Queue, Ticket
 from domino_jax.decoding.requests import Request
 from domino_jax.method.pair import Models
@@ -20,6 +24,7 @@ from domino_jax.runtime.errors import first_line
 from domino_jax.serving.metrics import Metrics
 
 ROUNDS = 4  # of a dispatch at most: so long a new request or a lost client waits
+PAUSE = 0.1  # seconds between two looks at requests that wait for a program
 MOST_WAITING = 1_024  # requests that wait for a row; more are refused
 TIMEOUT = 600.0  # seconds after which a request is given up
 LOADING, READY, DRAINING = "loading", "ready", "draining"
@@ -82,7 +87,10 @@ class Job:
 
 
 class Engine(threading.Thread):
-    """Loads the models, compiles the usual programs, and then answers jobs until it is drained or stopped.
+    """Loads the models, compiles what serves any usual request, and then answers jobs until it is drained or stopped.
+
+    It never waits for a compilation after that (background.py). A batch whose programs are missing runs in the general
+    ones meanwhile, and a job that these do not serve waits by itself.
 
     Args:
         load: gives what is served, within a context (its mesh).
@@ -107,11 +115,16 @@ class Engine(threading.Thread):
         self._load, self._most_waiting, self.timeout = load, most_waiting, timeout
         self._jobs: set[Job] = set()
         self._arrived: list[Job] = []
+        self._held: list[Job] = []  # which wait for a program
+        self._servable: set[tuple] = set()  # kinds of requests that general programs serve
+        self._awaited: dict[tuple, Future] = {}  # by such a kind, the program that it waits for
         self._cancelled: list[Job] = []
         self._changed = threading.Condition()
         self._queues: dict[str, Queue] = {}
+        self._generator: BackgroundGenerator | None = None
         self.metrics.running.set_function(self._running)
         self.metrics.waiting.set_function(lambda: max(len(self._jobs) - self._running(), 0))
+        self.metrics.compiling.set_function(self.compiling)
 
     # ------------------------------------------------------------------------------------- from other threads
 
@@ -134,21 +147,29 @@ class Engine(threading.Thread):
                 self._changed.notify()
 
     def drain(self) -> None:
-        """Ends the thread when everything that has arrived is answered."""
+        """Ends the thread when everything that has arrived is answered; `ended` is called at once where none can be."""
         with self._changed:
-            self.status = DRAINING
+            loading, self.status = self.status == LOADING, DRAINING
             self._changed.notify()
+        if loading:
+            self.ended()
+
+    def compiling(self) -> int:
+        """How many programs are being compiled."""
+        return self._generator.compiling() if self._generator else 0
 
     # ----------------------------------------------------------------------------------------- on this thread
 
     def run(self) -> None:
         try:
             with self._load() as self.served:
+                self._generator = BackgroundGenerator(**vars(self.served.generator), after_each=self._wake)
                 self._queues = {mode: self._new_queue(mode) for mode in self.served.modes}
                 self._warm_up()
                 with self._changed:
                     self.status = READY if self.status == LOADING else self.status
                 while self._take_messages():
+                    self._held = [job for job in self._held if not self._start(job)]
                     for mode in self._queues:
                         self._step(mode)
         except BaseException as failure:
@@ -156,54 +177,58 @@ class Engine(threading.Thread):
         finally:
             self.drain()
             self._fail(list(self._jobs), Refusal("the server stops.", 500))
+            if self._generator:
+                self._generator.pool.shutdown(wait=False, cancel_futures=True)
             self.ended()
 
     def _running(self) -> int:
         return sum(len(queue.live()) for queue in self._queues.values())
 
     def _new_queue(self, mode: str) -> Queue:
-        return Queue(self.served.generator, self.served.models, mode, prefixes=self.served.prefixes)
+        return Queue(self._generator, self.served.models, mode, prefixes=self.served.prefixes)
 
     def _warm_up(self) -> None:
-        """Compiles what requests in the usual mode need: prefills of all lengths, rounds of all batches and caches.
-
-        Programs of other modes are compiled when they are first used.
-        """
-        generator, mode = self.served.generator, self.served.modes[-1]
-        sizes, size = [], generator.settings.batch_size
-        while size:
-            sizes, size = [*sizes, size], generator.smaller_batch(size)
-        longest = generator.limits.room(2)
-        lengths = sorted({min(1 << power, longest) for power in range(4, longest.bit_length() + 1)})
-        largest = {generator.slots(length): length for length in lengths}.values()  # of each size of caches
+        """Compiles what serves any usual request in the usual mode: the prefills of all lengths, and the rounds of the
+        largest batch with the largest caches. One request shows that they fit into memory."""
+        generator, mode = self._generator, self.served.modes[-1]
+        request = generator.request(Request(0, max_new_tokens=2, sampling=SamplingParams()))
+        lengths = {generator.bucket(length): length for length in range(1, generator.limits.room(2) + 1)}
+        for length in lengths.values():
+            while program := self._missing(mode, [0] * length, request):
+                generator.demand(program).result()
+            self._servable.add((mode, generator.bucket(length), open_kind([request])))
         queue = self._queues[mode]
-        widths = generator.widths(mode) if queue.pace else (None,)
-        for number, length in enumerate(lengths):  # the second prompt of a length starts from the first one's caches
-            for sampling in (SamplingParams(), SamplingParams(1.0))[: 1 + (length in largest)]:
-                for count in sizes if length in largest else sizes[-1:]:
-                    request = generator.request(Request(0, max_new_tokens=2, sampling=sampling))
-                    for _ in range(count):
-                        queue.add([number] * length, request)
-                    while (queue.waiting or queue.live()) and self.status == LOADING:
-                        queue.admit()
-                        for drafts in widths:
-                            limits = {"idle": queue.idle(), "clock": queue.clock, "drafts": drafts}
-                            queue.state = generator.advance(queue.models, queue.state, mode, 1, **limits)
-                        queue.collect()
+        queue.general = True
+        queue.add([0] * length, request)
+        while queue.waiting or queue.live():
+            queue.admit()
+            queue.advance(1)
+            queue.collect()
         self.served.prefixes.clear()
         self._queues[mode] = self._new_queue(mode)
+
+    def _missing(self, mode: str, prompt: Sequence[int], request: Request) -> Program | None:
+        """A program without which a request cannot be served in whatever state its queue is."""
+        queue = Queue(self._generator, self.served.models, mode)
+        for _ in range(2):  # the first starts a batch, and the second one is added to it
+            queue.add(prompt, request)
+        return first_missing(queue, True)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def _take_messages(self) -> bool:
         """Waits for work; False when there will be none."""
         with self._changed:
-            while not (self._arrived or self._cancelled or self._jobs):
-                if self.status == DRAINING:
+            working = any(queue.waiting or queue.live() for queue in self._queues.values())
+            if not (working or self._arrived or self._cancelled):
+                if self.status == DRAINING and not self._jobs:
                     return False
-                self._changed.wait()
+                self._changed.wait(PAUSE if self._jobs else None)
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
-        for job in arrived:
-            job.ticket = self._queues[job.mode].add(job.prompt, job.request)
+        self._held += arrived
         for job in cancelled:
             self._forget(job)
         due = time.perf_counter() - self.timeout
@@ -211,11 +236,32 @@ class Engine(threading.Thread):
         self._fail(overdue, Refusal(f"no answer in {self.timeout:g} seconds.", 504))
         return True
 
+    def _start(self, job: Job) -> bool:
+        """Gives a job to its queue, or fails it, unless a program for it is still missing, which is then demanded."""
+        kind = job.mode, self._generator.bucket(len(job.prompt)), open_kind([job.request])
+        if kind in self._awaited and not self._awaited[kind].done():
+            return False
+        if kind not in self._servable:
+            if program := self._missing(job.mode, job.prompt, job.request):
+                compiled = self._awaited[kind] = self._generator.demand(program)
+                error = compiled.done() and compiled.exception()
+                if error:
+                    self._fail([job], Refusal(first_line(error), 500))
+                return bool(error)
+            self._servable.add(kind)
+        job.ticket = self._queues[job.mode].add(job.prompt, job.request)
+        return True
+
     def _step(self, mode: str) -> None:
         queue = self._queues[mode]
         if not (queue.waiting or queue.live()):
             return
         try:
+            queue.general = False
+            # Its own size if the programs for it are there, and those for the way back.
+            if not queue.settled() and (program := first_missing(queue, False, True)):
+                self._generator.demand(program)
+                queue.general = True
             if queue.admit():  # the first token is there before any round
                 self._deliver(queue, 0.0)
             if queue.live():
@@ -258,3 +304,4 @@ class Engine(threading.Thread):
             self._queues[job.mode].drop(job.ticket)
         with self._changed:
             self._jobs.discard(job)
+            self._held = [one for one in self._held if one is not job]

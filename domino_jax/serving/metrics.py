@@ -20,6 +20,7 @@ class Metrics:
 
         self.running = new(Gauge, "num_requests_running", "Requests that have a row.")
         self.waiting = new(Gauge, "num_requests_waiting", "Requests that wait for a row.")
+        self.compiling = new(Gauge, "num_programs_compiling", "Programs that are compiled while others run.")
         self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
         self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
         self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")

@@ -125,10 +125,10 @@ def test_an_answer_is_complete_also_when_its_caches_find_no_memory(monkeypatch):
     chat.ask(FIRST)
     run = Generator.run
 
-    def fails(self, clock, key, *arguments, **choices):
-        if key[0] == "keep":
+    def fails(self, clock, program):
+        if program.key[0] == "keep":
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
-        return run(self, clock, key, *arguments, **choices)
+        return run(self, clock, program)
 
     monkeypatch.setattr(Generator, "run", fails)
     assert chat.ask(SECOND).finish_reason and not prefixes.texts

@@ -20,9 +20,10 @@ if CHROMIUM is None:
 pytestmark = pytest.mark.tools
 
 WIDTHS = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 420, "height": 900}}
-# Each token's background, whether it is underlined, and what it says on hover.
+# Each token's class and background, and what it says on hover.
 LOOKS = """box => [...box.querySelectorAll(".t")].map(token => [
-  getComputedStyle(token).backgroundColor, getComputedStyle(token).boxShadow !== "none", token.title])"""
+  token.className, getComputedStyle(token).backgroundColor, token.title])"""
+IDLE = "document.querySelector('#ask button').textContent === 'Send'"
 BRIGHTNESS = """() => ["color", "backgroundColor"].map(name =>
   getComputedStyle(document.body)[name].match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0))"""
 
@@ -50,18 +51,23 @@ def test_a_reader_sees_the_rounds_of_an_answer_and_a_race(browser, port, tmp_pat
 
         page.fill("#message", QUESTION)
         page.press("#message", "Enter")
-        page.wait_for_function("!document.querySelector('#ask button').disabled", timeout=120_000)
+        page.wait_for_function(IDLE, timeout=120_000)
         assert page.inner_text(".answer").strip() == text
         first, *tokens = page.locator(".answer").evaluate(LOOKS)
-        rounds = [list(group) for _, group in itertools.groupby(tokens, key=lambda token: token[0])]
-        assert float(page.inner_text("#tau")) == pytest.approx(len(tokens) / len(rounds), abs=0.01)
-        # In each round the last token is underlined, the target's own; the first token of all has no colour.
-        assert all(
-            [underlined for _, underlined, _ in group] == [False] * (len(group) - 1) + [True] for group in rounds
-        )
-        assert first[0] not in {group[0][0] for group in rounds}
+        assert first[0] == "t first"
+        rounds = [list(group) for _, group in itertools.groupby(tokens, key=lambda token: token[2].partition(":")[0])]
+        tau, _, widest = page.inner_text("#tau").split()
+        assert float(tau) == pytest.approx(len(tokens) / len(rounds), abs=0.01)
+        assert (widest, page.inner_text("#rounds")) == ("9", str(len(rounds)))
+        # A round of several tokens has a colour, and its last token, the target's own, is underlined; one of a single
+        # token has none, so that those of several stand out where most have one.
+        for group in rounds:
+            names = [name for name, _, _ in group]
+            assert names == (["t single"] if len(group) == 1 else ["t"] * (len(group) - 1) + ["t bonus"])
+            assert {colour == "rgba(0, 0, 0, 0)" for _, colour, _ in group} == {len(group) == 1}
         drafts = [{title.partition("rejected drafts: ")[2] for *_, title in group} for group in rounds]
         assert all(len(texts) == 1 for texts in drafts) and any(text for texts in drafts for text in texts)
+        assert page.inner_text("#context").split()[0] == str(answer["usage"]["total_tokens"])
 
         page.fill("#prompt", QUESTION)
         page.click("#race button")
@@ -76,3 +82,37 @@ def test_a_reader_sees_the_rounds_of_an_answer_and_a_race(browser, port, tmp_pat
         page.screenshot(path=folder / f"page_{scheme}_{width}.png", full_page=True)
     assert not problems
     assert all(address.startswith((f"http://127.0.0.1:{port}/", "data:")) for address in addresses)
+
+
+def test_an_answer_is_stopped_several_lines_are_sent_and_a_new_chat_begins(browser, port, engine, monkeypatch):
+    """The engine holds each request until the page has shown that it waits."""
+    held, submit = [], engine.submit
+    monkeypatch.setattr(engine, "submit", held.append)
+    with browser.new_context() as context:
+        page, bodies = context.new_page(), []
+        page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_function("!document.querySelector('#ask button').disabled")
+        page.fill("#message", "Two")
+        page.press("#message", "Shift+Enter")
+        page.keyboard.type("lines")
+        page.press("#message", "Enter")
+        page.wait_for_function("document.querySelector('.running:empty').dataset.wait.startsWith('waiting')")
+        assert bodies[-1]["messages"] == [{"role": "user", "content": "Two\nlines"}]
+        assert page.inner_text("#ask button") == "Stop"
+        page.click("#ask button")
+        page.wait_for_function(IDLE)
+        assert page.inner_text("#log .note") == "stopped" and page.locator(".running").count() == 0
+
+        monkeypatch.setattr(engine, "submit", submit)
+        for content in ("And 2 + 3?", "Thanks."):
+            page.fill("#message", content)
+            page.click("#ask button")
+            page.wait_for_function(IDLE, timeout=120_000)
+        assert [message["role"] for message in bodies[-1]["messages"]] == ["user", "assistant", "user"]
+        page.click("#new")
+        assert page.inner_text("#log") == "" and page.inner_text("#context") == "–"
+        page.fill("#message", "Once more")
+        page.click("#ask button")
+        page.wait_for_function(IDLE, timeout=120_000)
+        assert [message["content"] for message in bodies[-1]["messages"]] == ["Once more"]

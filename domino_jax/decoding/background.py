@@ -1,0 +1,118 @@
+"""Programs that are compiled on another thread, for a server that must not stop for them.
+
+Which programs a step of a queue needs is what the step itself runs: `first_missing` carries it out with shapes in place
+of arrays.
+"""
+
+import copy
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.programs import Clock, Program, Programs
+from domino_jax.decoding.queue import Queue
+from domino_jax.models import sharding
+
+
+def shapes(tree: Any) -> Any:
+    """The ShapeDtypeStruct of every array; on a mesh with its sharding, whole on every device for host arrays."""
+    mesh = jax.sharding.get_mesh()
+
+    def one(leaf: Any) -> jax.ShapeDtypeStruct:
+        there = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding)
+        place = leaf.sharding if there else None if mesh.empty else sharding.replicated(mesh)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return jax.tree.map(one, tree)
+
+
+class Missing(Exception):
+    """A rehearsal needs a program that is not compiled."""
+
+    def __init__(self, program: Program):
+        super().__init__(program.key)
+        self.program = program
+
+
+class Rehearsal(Programs):
+    """Programs that do not run: the result of one that is compiled is its shapes, and any other one is Missing."""
+
+    def run(self, clock: Clock, program: Program) -> tuple[Any, float]:
+        if program.key not in self.compiled:
+            raise Missing(program)
+        return shapes(self.compiled[program.key].out_info), 0.0
+
+    def at_hand(self, program: Program) -> bool:
+        return program.key in self.compiled
+
+    def delete(self, tree: Any) -> None:
+        pass
+
+
+def first_missing(queue: Queue, *general: bool) -> Program | None:
+    """The first program that is not compiled of those that the queue's next steps need; None if all are compiled.
+
+    The queue stays as it is.
+
+    Args:
+        general: Queue.general of one step after another.
+    """
+    trial = copy.copy(queue)
+    fields = {field.name: getattr(queue.generator, field.name) for field in dataclasses.fields(Programs)}
+    trial.generator, trial.pace = Rehearsal(**fields), copy.deepcopy(queue.pace)
+    trial.rows = [ticket and copy.copy(ticket) for ticket in queue.rows]
+    trial.waiting = deque(map(copy.copy, itertools.islice(queue.waiting, queue.generator.settings.batch_size)))
+    trial.state = shapes(queue.state)
+    try:
+        for trial.general in general:
+            trial.admit()
+            trial.advance(1)
+    except Missing as missing:
+        return missing.program
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BackgroundGenerator(Generator):
+    """A generator whose programs are compiled on another thread, one after another, when they are demanded.
+
+    after_each: called on that thread after every compilation.
+    """
+
+    after_each: Callable[[], None] = lambda: None
+    demanded: dict[tuple, Future] = dataclasses.field(default_factory=dict)
+    pool: Executor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "compiler"))
+
+    def at_hand(self, program: Program) -> bool:
+        if program.key not in self.compiled:
+            self.demand(program)
+        return program.key in self.compiled
+
+    def demand(self, program: Program) -> Future:
+        """The compilation of a program, which begins once; it goes by shapes, because arrays would stay in memory."""
+        if program.key not in self.demanded:
+            self.make_room()
+            program = program._replace(arguments=shapes(program.arguments))
+            future = self.demanded[program.key] = self.pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
+            future.add_done_callback(lambda _: self.after_each())
+        return self.demanded[program.key]
+
+    def make_room(self) -> None:
+        super().make_room()
+        for key in [key for key, future in self.demanded.items() if future.done() and key not in self.compiled]:
+            del self.demanded[key]  # it can be demanded again
+
+    def compiling(self) -> int:
+        """How many programs are demanded and not compiled yet."""
+        return sum(not future.done() for future in list(self.demanded.values()))
+
+    def _compile_on(self, mesh: Mesh, program: Program) -> None:
+        with jax.set_mesh(mesh):
+            self.compile(program)

@@ -1,0 +1,98 @@
+"""The program that starts requests: how far it pads prompts, which sampling it serves, which caches it starts from."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from domino_jax.decoding.prefixes import SHORTEST, CachedText
+from domino_jax.decoding.programs import Program
+from domino_jax.decoding.requests import Request
+from domino_jax.method.loop import Prompts
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import RowSampling, request_keys
+from domino_jax.method.settings import SamplingKind
+from domino_jax.models.cache import slots_of
+
+if TYPE_CHECKING:
+    from domino_jax.decoding.queue import Queue, Ticket
+
+LEAST_PART = 64  # tokens that are read after a prefix or in an open queue, padding included: few sizes, few programs
+LEAST_POOL = 64  # of top-k, in programs for any requests; larger ones double it
+# But for a larger top-k.
+ANY_SAMPLING = SamplingKind(greedy=False, pool=LEAST_POOL, nucleus=True, searched=True, delayed=True)
+_request_keys = jax.jit(request_keys)
+
+
+def open_kind(requests: Sequence[Request], cheapest: bool = False) -> SamplingKind:
+    """One of the few kinds that serve any requests: ANY_SAMPLING or, for a larger top-k, the like of it.
+
+    cheapest: or the one that serves these with the least work.
+    """
+    params = [request.sampling for request in requests]
+    pool = max(one.top_k for one in params)
+    if cheapest and all(one.greedy for one in params) and not any(request.min_tokens for request in requests):
+        return SamplingKind(True, 0, False, False)
+    pool = max(LEAST_POOL, 1 << (pool - 1).bit_length()) if pool or not cheapest else 0
+    return dataclasses.replace(ANY_SAMPLING, pool=pool)
+
+
+def prefill_program(
+    queue: "Queue", tickets: Sequence["Ticket"], rows: int, earlier: CachedText | None = None
+) -> Program:
+    """The prefill of a batch of `rows`; those without a ticket are done once they have a single token.
+
+    earlier: the text whose caches the only ticket starts from.
+    """
+    first, missing = tickets[0], rows - len(tickets)
+    tokens = [*(ticket.prompt for ticket in tickets), *[first.prompt] * missing]
+    requests = [ticket.request for ticket in tickets]
+    requests += [dataclasses.replace(first.request, max_new_tokens=1)] * missing
+    lengths = np.array([len(row) for row in tokens], np.int32)
+    bucket, slots = prompt_sizes(queue, int(lengths.max()))
+    if earlier:
+        tokens, bucket = [first.prompt[first.cached :]], _part(queue, first, slots)
+    padded = np.zeros((rows, bucket), np.int32)
+    for row, prompt in zip(padded, tokens, strict=True):
+        row[: len(prompt)] = prompt
+    limits = np.array([request.max_new_tokens for request in requests], np.int32)
+    seeds = np.array([request.seed for request in requests], np.int32)
+    keys = _request_keys(seeds, np.array([request.noise for request in requests], np.int32))
+    kind = open_kind(requests) if queue.open else queue.kind
+    first_stop = lengths + np.minimum([request.min_tokens for request in requests], limits).astype(np.int32)
+    sampling = kind and RowSampling.of([request.sampling for request in requests], kind, first_stop)
+    endless = np.array([request.ignore_eos for request in requests])
+    models = Models(queue.models.target, queue.models.target_params) if queue.plain else queue.models
+    arguments = (models, Prompts(padded, lengths, limits, keys, sampling, endless), queue.generator.stop_ids)
+    key = ("prefill", rows, bucket, slots, queue.plain, kind)
+    if earlier:
+        caches = earlier.target_cache, () if queue.plain else earlier.draft_cache
+        arguments = (*arguments, caches, np.int32(first.cached))
+        key = (*key, slots_of(earlier.target_cache))
+    return Program(key, functools.partial(queue.generator.prefill, slots=slots), arguments)
+
+
+def earlier_text(queue: "Queue", ticket: "Ticket") -> tuple[CachedText | None, int]:
+    """The text whose caches the prompt starts from, and how many of their rows; (None, 0) without one."""
+    earlier, ticket.cached = queue.prefixes.longest(ticket.prompt, queue.plain)
+    if earlier and not queue.plain:
+        sizes = len(earlier.token_ids), len(ticket.prompt)
+        ticket.cached = queue.models.drafter.config.reusable(ticket.cached, *sizes)
+    # Padding to the bucket must not need more slots than the whole prompt does.
+    _, slots = prompt_sizes(queue, len(ticket.prompt))
+    cached = min(ticket.cached, slots - _part(queue, ticket, slots))
+    return (earlier, cached) if cached >= SHORTEST else (None, 0)
+
+
+def prompt_sizes(queue: "Queue", length: int) -> tuple[int, int]:
+    """The tokens that a prompt is padded to, and the slots of its caches."""
+    bucket = queue.generator.bucket(max(length, LEAST_PART) if queue.open else length)
+    return bucket, queue.slots(queue.generator.slots(bucket))
+
+
+def _part(queue: "Queue", ticket: "Ticket", slots: int) -> int:
+    """The tokens, padding included, that a prompt reads after those of an earlier text."""
+    return min(max(queue.generator.bucket(len(ticket.prompt) - ticket.cached), LEAST_PART), slots)

@@ -1,0 +1,219 @@
+"""`ready` is true: no usual request waits for a compilation, and a new program stops nobody but who asks for it.
+
+Nothing here depends on speed: compilations on the other thread wait until a test lets them go.
+"""
+
+import contextlib
+import os
+import queue as queues
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from domino_jax.decoding.background import BackgroundGenerator
+from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.requests import Request
+from domino_jax.method.settings import SamplingParams
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts
+from tests.helpers.paths import ROOT
+from tests.helpers.serving import SETTINGS, asked, get, post, wait_for
+
+pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not installed")
+from domino_jax.serving.engine import Engine, Job, Served
+
+MODES = ("autoregressive", "draft")
+USUAL = (
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(0.7, top_k=20),
+    SamplingParams(1.2, top_p=0.9, min_p=0.01),
+)
+PROMPTS = [[7, 8, 9], *random_prompts(11, 1, 100, seed=3)]  # of all lengths
+
+
+class Gate:
+    """Holds the compilations of the other thread while it is closed."""
+
+    def __init__(self, monkeypatch):
+        self.open, self.failing = threading.Event(), False
+        self.open.set()
+        compile_on = BackgroundGenerator._compile_on
+
+        def held(generator, mesh, program):
+            assert self.open.wait(300)
+            if self.failing:
+                raise ValueError("a fault of the compiler")
+            compile_on(generator, mesh, program)
+
+        monkeypatch.setattr(BackgroundGenerator, "_compile_on", held)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Caches of 32, 64 and 128 slots, batches of one and four rows."""
+    sizes = {"cache_length": 128, "smallest_cache": 32, "batch_size": 4, "max_new_tokens": 24}
+    return make_generator(random_models(), **sizes, width="adaptive", widths=(0, 2))
+
+
+@pytest.fixture
+def engine(made, gate):
+    """A ready engine, which has compiled what it compiles before that, and the gate is closed."""
+    made.compiled.clear()
+    served = Served("small", made.models, made.generator, None, MODES, Prefixes(4, 10**9))
+    engine = Engine(lambda: contextlib.nullcontext(served))
+    engine.start()
+    wait_for(lambda: engine.status != "loading")
+    assert engine.status == "ready", engine.failure
+    wait_for(lambda: not engine.compiling())
+    gate.open.clear()
+    yield engine
+    gate.open.set()
+    engine.drain()
+    engine.join(120)
+    assert engine.failure is None
+
+
+class Asking:
+    """A request with its updates as they come."""
+
+    def __init__(self, engine, number: int, sampling: SamplingParams, mode: str = "draft", tokens: int = 24):
+        self.prompt, self.mode, self.tokens = PROMPTS[number % len(PROMPTS)], mode, []
+        self.request = engine.served.generator.request(Request(number, 5, tokens, sampling))
+        self._updates = queues.Queue()
+        engine.submit(Job(self.prompt, self.request, mode, self._updates.put))
+
+    def answered(self) -> bool:
+        return not self._updates.empty()
+
+    def answer(self) -> list[int]:
+        while True:
+            update = self._updates.get(timeout=300)
+            if update.refusal:
+                raise update.refusal
+            self.tokens += update.token_ids
+            if update.finish_reason:
+                return self.tokens
+
+
+def plain(made, asked: list[Asking]) -> list[list[int]]:
+    """The texts of plain decoding, each request alone; by programs that the engine does not get."""
+    alone = make_generator(made.models, cache_length=128, max_new_tokens=24)
+    return [alone.generate([one.prompt], "autoregressive", [one.request])[0].token_ids for one in asked]
+
+
+def waited(engine) -> float:
+    """Seconds that the engine's thread has compiled since it was ready."""
+    return sum(queue.clock.compile_seconds for queue in engine._queues.values())
+
+
+def test_after_ready_usual_requests_of_all_lengths_wait_for_no_compilation(made, engine, gate):
+    """Alone and together, while nothing else gets compiled. As soon as it is, the batch is as small as the load."""
+    asked = []
+    for number in range(len(PROMPTS)):  # one after another
+        asked.append(Asking(engine, number, USUAL[number % 4]))
+        asked[-1].answer()
+    asked += [Asking(engine, number, USUAL[number % 4]) for number in range(12, 32)]  # five times the rows
+    texts = [one.tokens or one.answer() for one in asked]
+    assert waited(engine) == 0 and engine.compiling() > 0
+    assert texts == plain(made, asked)
+
+    gate.open.set()
+
+    def follows() -> bool:
+        asked.append(Asking(engine, 0, SamplingParams()))
+        asked[-1].answer()
+        return any(key[0] == "draft" and key[1] == 1 and key[3].greedy for key in made.compiled)
+
+    wait_for(follows)
+    assert waited(engine) == 0
+    assert asked[-1].tokens == asked[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampling"), [("autoregressive", SamplingParams()), ("draft", SamplingParams(1.0, top_k=65))]
+)
+def test_a_new_mode_or_a_new_top_k_stops_only_its_own_request(made, engine, gate, mode, sampling):
+    new = Asking(engine, 1, sampling, mode)
+    others = [Asking(engine, number, USUAL[number % 2]) for number in range(6)]
+    for other in others:
+        other.answer()
+    assert not new.answered() and engine.compiling() > 0
+    gate.open.set()
+    new.answer()
+    assert [one.tokens for one in (new, *others)] == plain(made, [new, *others])
+    assert waited(engine) == 0
+
+
+def test_a_program_that_cannot_be_compiled_fails_only_the_requests_that_need_it(made, engine, gate):
+    gate.failing = True
+    gate.open.set()
+    with pytest.raises(Exception, match="a fault of the compiler"):
+        Asking(engine, 1, SamplingParams(), "autoregressive").answer()
+    other = Asking(engine, 2, SamplingParams(1.0))
+    assert other.answer() == plain(made, [other])[0]
+
+
+def test_a_request_that_waits_for_a_program_can_be_given_up(engine, gate):
+    new = Asking(engine, 1, SamplingParams(), "autoregressive")
+    wait_for(lambda: engine._held)
+    [job] = engine._held
+    engine.cancel(job)
+    wait_for(lambda: not engine._jobs)
+    assert not new.answered()
+
+
+COMMAND = """
+import sys, threading
+from domino_jax import serve
+from domino_jax.decoding.programs import Programs
+from domino_jax.recipe import cli
+from domino_jax.serving.engine import Engine
+
+compile, take_messages = Programs.compile, Engine._take_messages
+stuck = threading.Event()
+
+def compile_or_wait(programs, program):
+    if stuck.is_set():
+        print("compiles", flush=True)
+        threading.Event().wait()
+    compile(programs, program)
+
+def ready(engine):
+    stuck.set()
+    return take_messages(engine)
+
+if sys.argv.pop(1) == "loading":
+    stuck.set()
+Programs.compile, Engine._take_messages = compile_or_wait, ready
+cli.run(serve.main, required=("config",), optional=("host", "port"))
+"""
+
+
+@pytest.mark.parametrize("when", ["loading", "ready"])
+def test_sigterm_ends_a_compilation_at_once(tmp_path, when):
+    """One before the server is ready, and one that makes later requests faster and that none waits for."""
+    log = tmp_path / "log"
+    argv = [sys.executable, "-c", COMMAND, when, "--config=configs/tiny.py", "--port=0", *SETTINGS]
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT, env=os.environ)
+    try:
+        wait_for(lambda: process.poll() is not None or "http://" in log.read_text())
+        port = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0])
+        if when == "ready":
+            wait_for(lambda: get(port, "/health")[0] == 200)
+            assert post(port, asked(max_tokens=4))[0] == 200
+        wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+        assert "Traceback" not in log.read_text()
+    finally:
+        process.kill()
