@@ -53,7 +53,7 @@ VLLM = """
 import asyncio, importlib.util, json, pathlib, sys
 import aiohttp
 folder = pathlib.Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # the package needs torch
-spec = importlib.util.spec_from_file_location("functions", folder / "benchmarks/lib/endpoint_request_func.py")
+spec = importlib.util.spec_from_file_location("functions", folder / "benchmarks" / "lib" / "endpoint_request_func.py")
 functions = importlib.util.module_from_spec(spec)
 sys.modules["functions"] = functions
 spec.loader.exec_module(functions)
