@@ -71,7 +71,8 @@ def test_a_reader_sees_the_rounds_of_an_answer_and_a_race(browser, port, tmp_pat
 
         page.fill("#prompt", QUESTION)
         page.click("#race button")
-        page.wait_for_function("document.getElementById('verdict').textContent", timeout=120_000)
+        # The first race waits until the programs of plain decoding are compiled.
+        page.wait_for_function("document.getElementById('verdict').textContent", timeout=600_000)
         assert page.inner_text("#verdict").startswith("the same text")
         assert [lane.strip() for lane in page.locator(".lane .text").all_inner_texts()] == [text] * 2
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -209,7 +209,7 @@ def test_sigterm_ends_a_compilation_at_once(tmp_path, when):
         wait_for(lambda: process.poll() is not None or "http://" in log.read_text())
         port = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0])
         if when == "ready":
-            wait_for(lambda: get(port, "/health")[0] == 200)
+            wait_for(lambda: get(port, "/health")[0] == 200, 600)
             assert post(port, asked(max_tokens=4))[0] == 200
         wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
         process.send_signal(signal.SIGTERM)
