@@ -86,13 +86,14 @@ class DecodedEvaluation:
                 answers[mode] = self._decode(models, mode, between, bar)
         self._alone = self._alone or answers[BASELINE]
         measured = answers[modes[-1]]
-        backbone = {"eval_tau_backbone": tau_pooled(answers[BACKBONE])} if BACKBONE in answers else {}
+        walks = {mode: [answer.accept_lengths for answer in answers[mode]] for mode in answers}
+        backbone = {"eval_tau_backbone": tau_pooled(walks[BACKBONE])} if BACKBONE in answers else {}
         width = self.generator.drafting(DRAFT).width(config) + 1
         rounds = Counter(emitted for answer in measured for emitted in answer.accept_lengths)
         same = sum(ours.token_ids == plain.token_ids for ours, plain in zip(measured, self._alone, strict=True))
         return {
-            "eval_tau": tau_pooled(measured),
-            "eval_tau_per_prompt": tau_per_prompt(measured),
+            "eval_tau": tau_pooled(walks[modes[-1]]),
+            "eval_tau_per_prompt": tau_per_prompt(walks[modes[-1]]),
             **backbone,
             "eval_identical": same / len(self.prompts),
             "eval_accept_by_position": accept_rates(accept_histogram(rounds, width))[0],
