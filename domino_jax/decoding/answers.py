@@ -1,6 +1,6 @@
 """Answers of the target, and what a drafter would have had accepted of them, without decoding (method/exact.py).
 
-    passes = AnswerPasses(answers, DraftSettings(), rows=4, length=512)
+    passes = AnswerPasses(read_answers("ANSWERS.jsonl", codec), DraftSettings(), rows=4)
     for judged in passes(models):
         accept_lengths(judged.drafts, width)      # the rounds of a decoding with `width` drafts (acceptance.py)
 
@@ -9,24 +9,30 @@ Answers are packed into rows of one length, so one program serves all of them an
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 
+from domino_jax.data.chat import TextCodec, encode_training_row
 from domino_jax.data.order import pack
+from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request
 from domino_jax.method.exact import SAMPLING, accepted_drafts, behind_choice
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DraftSettings, SamplingKind
+from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
 from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.json_files import read_json
 
 # How far log p + g of a token may be below that of the target's choice for it still to be the choice: a near tie
 # (docs/method.md), in bfloat16 of logits between 16 and 32.
 NEAR_TIE = {"float32": 1e-4, "bfloat16": 0.25}
+LENGTHS = 64  # a row has a multiple of this many tokens
 LEAST_CHOSEN = 0.95  # share of the tokens of answers that are the target's choice, or they are another target's
 
 
@@ -48,6 +54,55 @@ class Answer:
         return len(self.prompt) + len(self.token_ids)
 
 
+def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = None) -> list[Answer]:
+    """The first `limit` answers of a file with rows of a training, as `regenerate` writes them.
+
+    Of a row with several answers the last one counts. Sampling and seed are those that the file's .meta.json states,
+    and a row's place in the file keys its noise; without that file the answers are greedy.
+
+    Raises:
+        DataError: no rows, or one without a prompt or an answer.
+    """
+    meta = epath.Path(f"{path}.meta.json")
+    made = read_json(meta) if meta.exists() else {}
+    sampling = SamplingParams(**{name: made[name] for name in SAMPLING if name in made})
+    answers: list[Answer] = []
+    for number, row in read_jsonl(path):
+        if limit is not None and len(answers) == limit:
+            break
+        where = f"{path}:{number}"
+        read = encode_training_row(codec.tokenizer, row, codec.thinking, where)
+        edges = np.flatnonzero(np.diff(read.loss_mask > 0.5, prepend=False, append=False))
+        if not len(edges) or not edges[-2]:
+            raise DataError(f"{where}: the row has no {'prompt' if len(edges) else 'answer'}; correct or remove it.")
+        start, end = edges[-2:]
+        ids, request = read.token_ids.tolist(), Request(len(answers), made.get("seed", 0), None, sampling)
+        answers.append(Answer(str(row.get("id", where)), ids[:start], ids[start:end], request, row.get("task")))
+    if not answers:
+        raise DataError(f"{path}: the file holds no answers.")
+    return answers
+
+
+def check_answers(answers: Sequence[Answer], models: Models, source: str) -> None:
+    """DataError for tokens that the target does not know, or more of them than a model has positions.
+
+    source: of the answers, in the message.
+    """
+    vocab, modules = models.target.config.vocab_size, {"target": models.target, "drafter": models.drafter}
+    for answer in answers:
+        if (largest := max(*answer.prompt, *answer.token_ids)) >= vocab:
+            raise DataError(
+                f"{source}: row {answer.id} holds token id {largest}, but the target has {vocab} embedding rows; name"
+                " answers of this target."
+            )
+        for name, module in modules.items():
+            if answer.length > module.config.max_position_embeddings:
+                raise DataError(
+                    f"{source}: row {answer.id} has {answer.length} tokens, but the {name}'s max_position_embeddings is"
+                    f" {module.config.max_position_embeddings}; remove the row, or let answers be shorter."
+                )
+
+
 class Judged(NamedTuple):
     """What rounds accept that start at the tokens of an answer of k tokens, all but the last.
 
@@ -65,8 +120,7 @@ class AnswerPasses:
 
     Args:
         settings: of a chain.
-        rows: of a pass; on a mesh a multiple of its data × fsdp.  length: tokens of a row, at least the longest answer
-            with its prompt.
+        rows: of a pass, where as many are needed; on a mesh rounded up to a multiple of data × fsdp.
         mesh: on which the models are, None for one device; all processes then make the same calls.
     """
 
@@ -75,19 +129,21 @@ class AnswerPasses:
         answers: Sequence[Answer],
         settings: DraftSettings,
         rows: int,
-        length: int,
         mesh: jax.sharding.Mesh | None = None,
         slice_blocks: int = BLOCKS,
     ):
-        self.answers = answers
+        self.answers, self.settings, self.mesh = answers, settings, mesh
         self.kind = SamplingKind.of([answer.request.sampling for answer in answers])
-        self.mesh, self.rows, self.length = mesh, rows, length
         lengths = np.array([answer.length for answer in answers])
-        order, ends = pack(lengths, length)
+        self.length = -(-lengths.max() // LENGTHS) * LENGTHS
+        order, ends = pack(lengths, self.length)
         packs = np.split(order, ends[:-1])
         # Rows with about as many places together: slices in which no row has one are not computed.
         self.packs = sorted(packs, key=lambda one: -sum(len(answers[index].token_ids) for index in one))
-        self.places = max(sum(len(answers[index].token_ids) for index in one) for one in packs)
+        places = max(sum(len(answers[index].token_ids) for index in one) for one in packs)
+        self.places = -(-places // slice_blocks) * slice_blocks
+        parts = 1 if mesh is None else sharding.row_shards(mesh)
+        self.rows = -(-min(rows, len(packs)) // parts) * parts
         everywhere = None if mesh is None else sharding.replicated(mesh)
         choices = {"kind": self.kind, "slice_blocks": slice_blocks}
         self.judge = jax.jit(functools.partial(accepted_drafts, settings=settings, **choices), out_shardings=everywhere)

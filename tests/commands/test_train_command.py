@@ -55,6 +55,8 @@ def test_a_run_leaves_the_documented_files_rows_and_report(finished):
     found = {mode: {key: count[key] for key in same} for mode, count in report["identical_outputs"].items()}
     assert found == {"backbone": same, "domino": same}
     assert report["round_widths"] == {"backbone": 4, "domino": 4}
+    rounds = {mode: report["modes"][mode]["rounds"] for mode in found}
+    assert report["predicted_rounds"] == {mode: {"same": count, "of": count} for mode, count in rounds.items()}
     assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
 
 
@@ -224,5 +226,5 @@ def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts
     assert done.returncode == 0, done.stderr[-2000:]
     [row] = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     report = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
-    assert row["eval_identical"] == 1.0
+    assert report["predicted_rounds"]["domino"]["same"] == report["predicted_rounds"]["domino"]["of"] > 2
     assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 2

@@ -203,7 +203,7 @@ def answers_of(drafter: str, sampling: str) -> list[Answer]:
 def judge(made: SmallGenerator, drafter: str, sampling: str, slice_blocks: int = 9):
     """The twin's texts in two packed rows, and one of nothing."""
     drafting = made.drafting("draft")
-    return AnswerPasses(answers_of(drafter, sampling), drafting, 3, 60, slice_blocks=slice_blocks)(made.models)
+    return AnswerPasses(answers_of(drafter, sampling), drafting, 3, slice_blocks=slice_blocks)(made.models)
 
 
 @functools.lru_cache
