@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from domino_jax.data.chat import TextCodec, encode_training_row
+from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request
@@ -61,7 +61,7 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     and a row's place in the file keys its noise; without that file the answers are greedy.
 
     Raises:
-        DataError: no rows, or one without a prompt or an answer.
+        DataError: no rows, or one without an answer.
     """
     meta = epath.Path(f"{path}.meta.json")
     made = read_json(meta) if meta.exists() else {}
@@ -70,17 +70,21 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     for number, row in read_jsonl(path):
         if limit is not None and len(answers) == limit:
             break
-        where = f"{path}:{number}"
-        read = encode_training_row(codec.tokenizer, row, codec.thinking, where)
-        edges = np.flatnonzero(np.diff(read.loss_mask > 0.5, prepend=False, append=False))
-        if not len(edges) or not edges[-2]:
-            raise DataError(f"{where}: the row has no {'prompt' if len(edges) else 'answer'}; correct or remove it.")
-        start, end = edges[-2:]
-        ids, request = read.token_ids.tolist(), Request(len(answers), made.get("seed", 0), None, sampling)
-        answers.append(Answer(str(row.get("id", where)), ids[:start], ids[start:end], request, row.get("task")))
+        where, request = f"{path}:{number}", Request(len(answers), made.get("seed", 0), None, sampling)
+        prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
+        if not ids:
+            raise DataError(f"{where}: the row has no answer; correct or remove it.")
+        answers.append(Answer(str(row.get("id", where)), prompt, ids, request, row.get("task")))
     if not answers:
         raise DataError(f"{path}: the file holds no answers.")
     return answers
+
+
+def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
+    """(the tokens before it, the last stretch of supervised tokens); a row's first token is always a prompt's."""
+    edges = np.flatnonzero(np.diff(row.loss_mask[1:] > 0.5, prepend=False, append=False)) + 1
+    start, end = edges[-2:] if len(edges) else (0, 0)
+    return row.token_ids[:start].tolist(), row.token_ids[start:end].tolist()
 
 
 def check_answers(answers: Sequence[Answer], models: Models, source: str) -> None:
@@ -163,17 +167,22 @@ class AnswerPasses:
             between(len(packed))
         return judged
 
-    def refuse_strange(self, models: Models, source: str) -> None:
-        """DataError where many tokens are not what the target of `models` would choose.
-
-        source: of the answers, in the message.
-        """
+    def chosen(self, models: Models) -> list[np.ndarray]:
+        """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
         limit = NEAR_TIE[np.dtype(models.target.dtype).name]
         chosen: list = [None] * len(self.answers)
         for packed, batch in self.batches():
             behind = jax.device_get(self.check(models.replace(drafter=None, drafter_params=None), batch))
             for index, row, places in packed:
                 chosen[index] = behind[row, places] <= limit
+        return chosen
+
+    def refuse_strange(self, models: Models, source: str) -> None:
+        """DataError where many tokens are not what the target of `models` would choose.
+
+        source: of the answers, in the message.
+        """
+        chosen = self.chosen(models)
         share = np.concatenate(chosen).mean()
         if share < LEAST_CHOSEN:
             first = next(index for index, one in enumerate(chosen) if not one.all())
@@ -188,8 +197,11 @@ class AnswerPasses:
         for start in range(0, len(self.packs), self.rows):
             packed, batch = self._batch(self.packs[start : start + self.rows])
             if self.mesh is not None:
-                here = sharding.process_rows(self.mesh, self.rows)
-                batch = sharding.global_batch(self.mesh, {name: array[here] for name, array in batch.items()})
+                place = sharding.batch_sharding(self.mesh)
+                batch = {
+                    name: jax.make_array_from_callback(array.shape, place, array.__getitem__)
+                    for name, array in batch.items()
+                }
             yield packed, batch
 
     def _batch(self, packs: Sequence[Sequence[int]]) -> tuple[list, dict[str, np.ndarray]]:

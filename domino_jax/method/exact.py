@@ -21,11 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method import blocks
-from domino_jax.method.candidates import pick_candidates, with_noise
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, settle_scored
-from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, reads_noise, request_keys
+from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
 from domino_jax.method.settings import DraftSettings, SamplingKind
 from domino_jax.method.step import Batch, target_pass
 from domino_jax.models.shapes import Features, Hidden
@@ -74,14 +73,11 @@ def accepted_drafts(
     settings = dataclasses.replace(settings, num_drafts=max(config.num_drafts, settings.num_drafts or 0))
     layers = config.target_layer_ids
     features, hidden = target_pass(models.target, models.target_params, batch, layers, with_hidden=not layers)
-    anchors, ahead = _of_anchors(batch), 1 + jnp.arange(settings.num_drafts)
+    ahead = 1 + jnp.arange(settings.num_drafts)
     if config.has_backbone:
         draft = _block_drafts(models, features, batch, settings, kind)
-    elif config.draws_paths:
-        draft = _row_drafts(models, hidden, batch, settings, kind)
     else:
-        anchors["chains"] = _chain_drafts(models, features, batch, settings, kind, slice_blocks)
-        draft = lambda here: (here["chains"], None)  # noqa: E731
+        draft = _row_drafts(models, features, hidden, batch, settings, kind)
 
     def judge(here: Batch) -> Accepted:
         own, alone = draft(here)
@@ -95,7 +91,7 @@ def accepted_drafts(
         backbone = None if alone is None else accepted(alone)
         return Accepted(accepted(own), backbone, own.log_q.reshape(labels.shape))
 
-    return _in_slices(judge, anchors, slice_blocks)
+    return _in_slices(judge, batch, slice_blocks)
 
 
 def behind_choice(models: Models, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
@@ -109,25 +105,21 @@ def behind_choice(models: Models, batch: Batch, kind: SamplingKind, slice_blocks
 
     def judge(here: Batch) -> jax.Array:
         at = _places(batch, here, kind)
-        logits = gathered.unembed(_states_before(hidden, here))
+        logits = gathered.unembed(_before(hidden, here)[:, None])
         noise = None if kind.greedy else position_noise(at.keys, at.lengths[:, None], logits.shape[-1])
         values = choice_values(logits, noise, at.sampling)[:, 0]
         own = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
         return (values.max(axis=-1) - own).reshape(here["anchors"].shape) * (here["ends"] > 0)
 
-    return _in_slices(judge, _of_anchors(batch), slice_blocks)
+    return _in_slices(judge, batch, slice_blocks)
 
 
-def _of_anchors(batch: Batch) -> Batch:
-    return {name: batch[name] for name in ("anchors", "ends", "seeds", "noises", *SAMPLING) if name in batch}
-
-
-def _in_slices(function: Callable[[Batch], Any], anchors: Batch, size: int) -> Any:
+def _in_slices(function: Callable[[Batch], Any], batch: Batch, size: int) -> Any:
     """function(arrays [B, n]) → arrays [B, n, ...], by `size` anchors at a time up to the last one to judge: arrays
     [B, A, ...], zeros after that."""
-    count = anchors["ends"].shape[1]
-    size = min(size, count)
-    parts = jax.tree.map(lambda x: cut(x, 1, size), anchors)
+    count = batch["ends"].shape[1]
+    names = ("anchors", "ends", "seeds", "noises", *SAMPLING)
+    parts = {name: cut(batch[name], 1, min(size, count)) for name in names if name in batch}
     used = jnp.any(parts["ends"] > 0, axis=(1, 2)).sum()
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     out = jax.tree.map(lambda x: jnp.zeros((len(parts["ends"]), *x.shape), x.dtype), shapes)
@@ -188,53 +180,29 @@ def _block_drafts(
 
 
 def _row_drafts(
-    models: Models, hidden: Hidden, batch: Batch, settings: DraftSettings, kind: SamplingKind
+    models: Models, features: Features | None, hidden: Hidden, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
-    """`_block_drafts` for heads on the target's last hidden state before the anchor."""
-    gathered = models.with_gathered_head()
+    """`_block_drafts` for drafters that draft from the row before the anchor: heads on the target's last hidden state,
+    and EAGLE-3, whose passes read the text's tokens as in its training. Up to the first rejected draft those are its
+    drafts, and log_q of the drafts after it is given the text."""
+    gathered, config, packed = models.with_gathered_head(), models.drafter.config, ("positions", "documents")
+    if not config.draws_paths:
+        read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
+        arguments = (features, read, settings.num_drafts, *(batch[name] if name in batch else None for name in packed))
+        hidden = models.drafter.apply({"params": models.drafter_params}, *arguments)
 
     def draft(here: Batch) -> tuple[Drafted, None]:
-        z = models.draft_hidden((_states_before(hidden, here)[:, 0],))
-        base = predicting_logits(gathered, z, settings.num_drafts, False)
+        state = _before(hidden, here)
+        if config.draws_paths:
+            base = predicting_logits(gathered, models.draft_hidden((state,)), settings.num_drafts, False)
+        else:
+            base = models.drafter.apply({"params": models.drafter_params}, state, method="logits")
         return _settled(models, _places(batch, here, kind), base, settings), None
 
     return draft
 
 
-def _chain_drafts(
-    models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind, slice_blocks: int
-) -> Drafted:
-    """The drafts [B, A, M] of EAGLE-3: its layer runs over all rows of the text once per draft, as in its training, and
-    each time reads the drafts of the pass before. The row before an anchor drafts for it."""
-    drafter, tokens = {"params": models.drafter_params}, batch["tokens"]
-    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    positions = batch["positions"] if "positions" in batch else places
-    documents = batch["documents"] if "documents" in batch else None
-    anchors = _of_anchors(batch)
-    # Rows of no anchor read what they like: only their first pass is read by others.
-    rows = jnp.where(anchors["ends"] > 0, anchors["anchors"] - 1, tokens.shape[1])
-    read, state, earlier = jnp.roll(tokens, -1, axis=1), None, ()
-    state, drafted = models.drafter.apply(drafter, features, method="fused"), []
-    for index in range(settings.num_drafts):
-        arguments = (models.embed(read), state, earlier, positions, documents, True)
-        out, state, earlier = models.drafter.apply(drafter, *arguments, method="text_pass")
-
-        def choose(here: Batch, out: Hidden = out, index: int = index) -> Drafted:
-            at = _places(batch, here, kind)
-            logits = models.drafter.apply(drafter, _states_before(out, here), method="logits")
-            candidates = pick_candidates(logits, 0, models.drafter.config.draft_tokens)
-            if reads_noise(at.sampling, settings.draft_sharpness):
-                position = at.lengths[:, None] + 1 + index
-                candidates = with_noise(candidates, at.keys, position, models.target.config.vocab_size)
-            chosen = settle_scored(candidates, at.sampling, settings.draft_sharpness)
-            return jax.tree.map(lambda x: x.reshape(here["anchors"].shape), chosen)
-
-        drafted.append(_in_slices(choose, anchors, slice_blocks))
-        read = jax.vmap(lambda row, place, new: row.at[place].set(new, mode="drop"))(read, rows, drafted[-1].tokens)
-    return jax.tree.map(lambda *each: jnp.stack(each, axis=-1), *drafted)
-
-
-def _states_before(hidden: Hidden, here: Batch) -> Hidden:
-    """hidden [B, S, D] one place before each anchor of a slice, [R, 1, D]."""
+def _before(rows: jax.Array, here: Batch) -> jax.Array:
+    """rows [B, S, ...] one place before each anchor of a slice, [R, ...]."""
     places = jnp.maximum(here["anchors"] - 1, 0)
-    return jnp.take_along_axis(hidden, places[:, :, None], axis=1).reshape(-1, 1, hidden.shape[-1])
+    return jax.vmap(lambda rows, places: rows[places])(rows, places).reshape(-1, *rows.shape[2:])

@@ -47,7 +47,7 @@ def test_an_answer_is_the_last_one_of_its_row_with_the_noise_of_its_place(tmp_pa
     [
         ([], "holds no answers"),
         ([{"token_ids": [1, 2], "loss_mask": [0, 0]}], ":1: the row has no answer"),
-        ([{"token_ids": [1, 2], "loss_mask": [1, 1]}], ":1: the row has no prompt"),
+        ([{"token_ids": [1, 2], "loss_mask": [1, 0]}], ":1: the row has no answer"),
         ([{"token_ids": [1, 2]}], "loss_mask has no"),
     ],
 )

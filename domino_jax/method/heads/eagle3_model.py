@@ -98,40 +98,23 @@ class Eagle3(nn.Module):
         length = features.shape[1]
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length), features.shape[:2])
-        state, earlier, states = self.fused(features), (), []
+        state = constrain(self._fused(features), "batch")
+        earlier, states = [], []
         for index in range(passes):
+
+            def over_passes(q, k, v, earlier=tuple(earlier)):
+                read = (*earlier, (k, v))
+                return attend_passes(q, read, documents, self.config.sliding_window), (k, v)
+
             x = embedded[:, 1 + index : 1 + index + length]
-            out, state, earlier = self.text_pass(x, state, earlier, positions, documents)
+            out, rows = self.midlayer(x, state, self._angles(positions + index), over_passes)
+            state = self._fed_back(out)
+            earlier.append(rows)
             states.append(out)
         out = jnp.stack(states, axis=2)
         if self.is_initializing():
             self.logits(out)
         return out
-
-    def text_pass(
-        self,
-        x: jax.Array,
-        state: Hidden,
-        earlier: tuple[LayerCache, ...],
-        positions: Positions,
-        documents: jax.Array | None = None,
-        slides: bool = False,
-    ) -> tuple[Hidden, Hidden, tuple[LayerCache, ...]]:
-        """The pass after those of `earlier` over all rows: (what the layer returns [B, S, D], the rows' next states,
-        the keys and values of all passes so far).
-
-        Args:
-            x: the embeddings that its rows read [B, S, D].  state: [B, S, D], `fused` features for the first pass.
-            slides: a sliding window goes along with the drafted rows, as in decoding; in training it does not.
-        """
-        index = len(earlier)
-
-        def over_passes(q, k, v):
-            read, window = (*earlier, (k, v)), self.config.sliding_window
-            return attend_passes(q, read, documents, window and max(window - slides * index, 1)), (k, v)
-
-        out, rows = self.midlayer(x, constrain(state, "batch"), self._angles(positions + index), over_passes)
-        return out, self._fed_back(out), (*earlier, rows)
 
     def logits(self, states: jax.Array) -> Logits:
         """States [..., D] → float32 logits [..., V_d] over the draft vocabulary."""
@@ -154,7 +137,7 @@ class Eagle3(nn.Module):
 
         The row before the anchor may have another token than the anchor here: `draft_step` writes it again.
         """
-        fused = self.fused(text.features)
+        fused = self._fused(text.features)
         rows = self.midlayer.keys_values(text.following, fused, self._angles(slots))
         return append(cache[0], *rows, slots), text.last(fused, cache[1])
 
@@ -180,7 +163,7 @@ class Eagle3(nn.Module):
         out, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
         return self.logits(out[:, 0]), self._fed_back(out[:, 0]), rows
 
-    def fused(self, features: Features) -> jax.Array:
+    def _fused(self, features: Features) -> jax.Array:
         """Features [..., C·D] → states [..., D] of rows of text."""
         return self.fc(self.input_norm(features) if self.config.norm_before_fc else features)
 
