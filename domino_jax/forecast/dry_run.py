@@ -82,9 +82,8 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     figures["evaluation"] = None
     if config.eval.every:
         with jax.set_mesh(mesh):
-            figures["evaluation"] = examine_evaluation(config, Models(target, params, drafter, state.best_params), mesh)
-        # The target and the training state stay in memory, also what a pass does not read.
-        figures["evaluation"]["peak_bytes_per_chip"] += device_bytes((params, state))
+            models = Models(target, params, drafter, state.best_params)
+            figures["evaluation"] = examine_evaluation(config, models, mesh, device_bytes((params, state)))
     chip = topologies.chip_of(topology)
     figures["chip_bytes"] = chip.memory if chip else None
     for part in filter(None, (figures, figures["evaluation"])):
@@ -102,17 +101,18 @@ def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[
     ), state
 
 
-def examine_evaluation(config, models: Models, mesh: Mesh) -> dict[str, Any]:
-    """What dry_run.json holds under "evaluation": a pass over answers (decoding/answers.py) of rows that are full of
-    places to judge."""
+def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dict[str, Any]:
+    """What dry_run.json holds under "evaluation": of a pass over answers (decoding/answers.py), its rows full of places
+    to judge. resident: bytes of the target and the training state on a chip."""
     length, rows = config.data.max_length, config.train.batch_size // config.train.accumulate
     whole = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=sharding.batch_sharding(mesh))
     batch = dict.fromkeys(("tokens", "positions", "documents", "anchors", "ends"), whole)
     drafting = builders.chain_drafting(config, models.drafter.config)
     judge = functools.partial(accepted_drafts, settings=drafting, kind=SamplingParams().kind)
     memory = compiled.memory(jax.jit(judge, out_shardings=sharding.replicated(mesh)).lower(models, batch).compile())
-    beside = memory["peak"] - memory["arguments"]
-    return {"rows": rows, "temporary_bytes_per_chip": memory["temporary"], "peak_bytes_per_chip": beside}
+    temporary = memory["temporary"] + memory["output"]
+    # The target and the training state stay in memory, also what a pass does not read.
+    return {"rows": rows, "temporary_bytes_per_chip": temporary, "peak_bytes_per_chip": resident + temporary}
 
 
 # ------------------------------------------------------------------------------------------------------ shapes

@@ -168,20 +168,20 @@ class StepFolders:
 
     # ---------------------------------------------------------------- the best
 
-    def mark(self, mark: "Mark") -> None:
+    def mark(self, mark: Mark) -> None:
         """Note the τ of a step that is finished or will be."""
         marks = {one.step: one for one in (*self._marks(), mark)}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / TAU, {step: {"tau": one.tau, WITH: one.measured_with} for step, one in marks.items()})
 
-    def best(self) -> "Mark | None":
+    def best(self) -> Mark | None:
         """The finished step with the highest τ, of equal ones the later; among those measured like the newest."""
         steps = set(self.finished())
         marks = sorted(mark for mark in self._marks() if mark.step in steps)
         alike = [mark for mark in marks if mark.measured_with == marks[-1].measured_with]
         return max(alike, key=lambda mark: (mark.tau, mark.step), default=None)
 
-    def _marks(self) -> list["Mark"]:
+    def _marks(self) -> list[Mark]:
         try:
             stored = json.loads((self.folder / TAU).read_bytes())
             return [Mark(int(step), float(one["tau"]), str(one[WITH])) for step, one in stored.items()]

@@ -86,8 +86,8 @@ def test_an_evaluation_needs_no_second_copy_of_the_weights():
     resident = sum(figures[f"{part}_bytes_per_chip"] for part in ("target", "parameter", "optimizer"))
     beside = evaluation["peak_bytes_per_chip"] - resident
     assert evaluation["rows"] == 4 and evaluation["fits"] is None
-    assert evaluation["temporary_bytes_per_chip"] <= beside < 2 * evaluation["temporary_bytes_per_chip"]
-    assert evaluation["peak_bytes_per_chip"] <= figures["target_bytes_per_chip"] + figures["peak_bytes_per_chip"]
+    assert 0 <= beside - evaluation["temporary_bytes_per_chip"] < 1_000  # counters of the state
+    assert evaluation["temporary_bytes_per_chip"] < figures["temporary_bytes_per_chip"]
 
 
 def test_a_public_size_and_the_chip_of_a_topology_are_known(monkeypatch):
