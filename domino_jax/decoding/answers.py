@@ -21,7 +21,7 @@ from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request
-from domino_jax.method.exact import SAMPLING, accepted_drafts, behind_choice
+from domino_jax.method.exact import OF_ANCHORS, SAMPLING, accepted_drafts, behind_choice
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
@@ -207,10 +207,8 @@ class AnswerPasses:
     def _batch(self, packs: Sequence[Sequence[int]]) -> tuple[list, dict[str, np.ndarray]]:
         text, places = (self.rows, self.length), (self.rows, self.places)
         batch = {name: np.zeros(text, np.int32) for name in ("tokens", "positions", "documents")}
-        batch |= {name: np.zeros(places, np.int32) for name in ("anchors", "ends")}
-        if not self.kind.greedy:
-            batch |= {name: np.zeros(places, np.int32) for name in ("seeds", "noises", "top_k")}
-            batch |= {name: np.zeros(places, np.float32) for name in SAMPLING if name != "top_k"}
+        floats = ("temperature", "top_p", "min_p")
+        batch |= {name: np.zeros(places, np.float32 if name in floats else np.int32) for name in OF_ANCHORS}
         packed = []
         for row, indices in enumerate(packs):
             start = first = 0
@@ -221,11 +219,9 @@ class AnswerPasses:
                 batch["positions"][row, start:end] = np.arange(answer.length)
                 batch["documents"][row, start:end] = number
                 here = slice(first, first + end - anchor)
-                batch["anchors"][row, here], batch["ends"][row, here] = np.arange(anchor, end), end
-                if not self.kind.greedy:
-                    values = (answer.request.seed, answer.request.noise, *dataclasses.astuple(answer.request.sampling))
-                    for name, value in zip(("seeds", "noises", *SAMPLING), values, strict=True):
-                        batch[name][row, here] = value
+                request = (answer.request.seed, answer.request.noise, *dataclasses.astuple(answer.request.sampling))
+                for name, value in zip(OF_ANCHORS, (np.arange(anchor, end), end, *request), strict=True):
+                    batch[name][row, here] = value
                 packed.append((index, row, here))
                 start, first = end, here.stop
         return packed, batch

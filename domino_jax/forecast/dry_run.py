@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.forecast import compiled, topologies
-from domino_jax.method.exact import accepted_drafts
+from domino_jax.method.exact import OF_ANCHORS, accepted_drafts
 from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import SamplingParams
@@ -106,7 +106,7 @@ def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dic
     to judge. resident: bytes of the target and the training state on a chip."""
     length, rows = config.data.max_length, config.train.batch_size // config.train.accumulate
     whole = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=sharding.batch_sharding(mesh))
-    batch = dict.fromkeys(("tokens", "positions", "documents", "anchors", "ends"), whole)
+    batch = dict.fromkeys(("tokens", "positions", "documents", *OF_ANCHORS), whole)
     drafting = builders.chain_drafting(config, models.drafter.config)
     judge = functools.partial(accepted_drafts, settings=drafting, kind=SamplingParams().kind)
     memory = compiled.memory(jax.jit(judge, out_shardings=sharding.replicated(mesh)).lower(models, batch).compile())

@@ -4,13 +4,12 @@ The target's choice after a prefix does not depend on the drafter (docs/method.m
 drafts of a round that starts at a place are a fixed number, and the rounds of a decoding are a walk over these numbers
 (decoding/walk.py). Drafts are made by the functions of a round (propose.py, rollout.py), for many places at once.
 
-A batch is that of a training step, "tokens" int32 [B, S] and of packed rows "positions" and "documents", with the
-places of answers, arrays [B, A]:
+A batch has packed rows, as those of a training step, and the places of answers in them:
 
-    anchors  int32, places of answers' tokens, at least one token into their documents; those to judge come first
-    ends     int32, the place after the last token of the anchor's answer; 0 where there is nothing to judge
-    seeds, noises  int32, of the request (sampling.request_keys)
-    temperature, top_k, top_p, min_p  of the request; like seeds and noises absent where all requests are greedy
+    tokens, positions, documents  int32 [B, S]
+    anchors  int32 [B, A], places of answers' tokens, none at its document's start; those to judge come first
+    ends     int32 [B, A], the place after the last token of the anchor's answer; 0 where there is nothing to judge
+    seeds, noises, temperature, top_k, top_p, min_p  [B, A] of the anchor's request; not read where all are greedy
 """
 
 import dataclasses
@@ -31,6 +30,7 @@ from domino_jax.models.shapes import Features, Hidden
 from domino_jax.models.slices import BLOCKS, cut, joined
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING)
 
 
 class Accepted(NamedTuple):
@@ -118,8 +118,7 @@ def _in_slices(function: Callable[[Batch], Any], batch: Batch, size: int) -> Any
     """function(arrays [B, n]) → arrays [B, n, ...], by `size` anchors at a time up to the last one to judge: arrays
     [B, A, ...], zeros after that."""
     count = batch["ends"].shape[1]
-    names = ("anchors", "ends", "seeds", "noises", *SAMPLING)
-    parts = {name: cut(batch[name], 1, min(size, count)) for name in names if name in batch}
+    parts = {name: cut(batch[name], 1, min(size, count)) for name in OF_ANCHORS}
     used = jnp.any(parts["ends"] > 0, axis=(1, 2)).sum()
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     out = jax.tree.map(lambda x: jnp.zeros((len(parts["ends"]), *x.shape), x.dtype), shapes)
@@ -138,9 +137,7 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
     def tokens(places: jax.Array) -> jax.Array:
         return jnp.take_along_axis(batch["tokens"], jnp.maximum(places, 0), axis=1).reshape(-1)
 
-    lengths = anchors
-    if "positions" in batch:
-        lengths = jnp.take_along_axis(batch["positions"], anchors, axis=1)
+    lengths = jnp.take_along_axis(batch["positions"], anchors, axis=1)
     keys, sampling = None, GREEDY
     if not kind.greedy:
         flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING)}
@@ -159,8 +156,7 @@ def _block_drafts(
     models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, Drafted | None]]:
     """A slice of anchors → the drafts of its R blocks, and those of the backbone alone."""
-    config, drafter = models.drafter.config, {"params": models.drafter_params}
-    positions = batch["positions"] if "positions" in batch else None
+    config, drafter, positions = models.drafter.config, {"params": models.drafter_params}, batch["positions"]
     context = models.drafter.apply(drafter, features, positions, method="context_of")
     gathered, count = models.with_gathered_head(), settings.num_drafts
 
@@ -185,10 +181,10 @@ def _row_drafts(
     """`_block_drafts` for drafters that draft from the row before the anchor: heads on the target's last hidden state,
     and EAGLE-3, whose passes read the text's tokens as in its training. Up to the first rejected draft those are its
     drafts, and log_q of the drafts after it is given the text."""
-    gathered, config, packed = models.with_gathered_head(), models.drafter.config, ("positions", "documents")
+    gathered, config = models.with_gathered_head(), models.drafter.config
     if not config.draws_paths:
         read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
-        arguments = (features, read, settings.num_drafts, *(batch[name] if name in batch else None for name in packed))
+        arguments = (features, read, settings.num_drafts, batch["positions"], batch["documents"])
         hidden = models.drafter.apply({"params": models.drafter_params}, *arguments)
 
     def draft(here: Batch) -> tuple[Drafted, None]:

@@ -13,6 +13,7 @@ import os
 import sys
 
 import jax
+import numpy as np
 
 from domino_jax import decode
 from domino_jax.decoding.answers import Answer, AnswerPasses
@@ -87,15 +88,18 @@ def evaluate(data: int, fsdp: int, tensor: int, head: str) -> dict:
 
     with jax.set_mesh(mesh):
         trained, drafter_params = put(models.target_params), put(models.drafter_params)
-        return evaluation_of(models.replace(target_params=trained), mesh)(drafter_params)
+        return evaluated(models.replace(target_params=trained, drafter_params=drafter_params), mesh)
 
 
-def evaluation_of(models: Models, mesh=None) -> Evaluation:
-    """Of texts that no target has given, with noise; the drafts are the drafter's all the same."""
+def evaluated(models: Models, mesh=None) -> dict:
+    """The figures without the time, and the mean of log q, of texts that no target has given, with noise."""
     sampled = {"seed": 3, "sampling": SamplingParams(1.0)}
     pairs = enumerate(zip(PROMPTS[:6], random_prompts(6, 9, 30, vocab=4, seed=1), strict=True))
     answers = [Answer(str(index), *pair, Request(index, **sampled)) for index, pair in pairs]
-    return Evaluation(models.replace(drafter_params=None), AnswerPasses(answers, DraftSettings(), 2, mesh), 3)
+    passes = AnswerPasses(answers, DraftSettings(), 2, mesh)
+    figures = Evaluation(models.replace(drafter_params=None), passes, 3)(models.drafter_params)
+    assert figures.pop("eval_seconds") > 0
+    return figures | {"log_q": float(np.mean([one.log_q.mean() for one in passes(models)]))}
 
 
 def command(*arguments: str) -> dict:
