@@ -178,6 +178,21 @@ def test_prompts_that_an_evaluation_cannot_use_are_listed_before_training(files,
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_answers_that_are_named_are_judged_if_they_are_the_targets(files, tmp_path, capsys):
+    strange = [{"id": "s", "token_ids": [40, *range(100, 130)], "loss_mask": [0] * 5 + [1] * 26}]
+    few = {"config__eval__every": 1, "config__train__steps": 1}
+    named = write_rows(tmp_path / "strange.jsonl", strange)
+    assert start(arguments(files, tmp_path / "refused", config__eval__answers=named, **few)) == 3
+    message = capsys.readouterr().err
+    assert f"{named}: 0.0% of the answers' tokens" in message and "token 0 of the answer in row s" in message
+    assert len(message.splitlines()) == 2 and not (tmp_path / "refused" / "checkpoints").exists()
+    assert start(arguments(files, tmp_path / "run", config__eval__answers=files[0], **few)) == 0
+    assert [row["eval_tau"] >= 1 for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row] == [
+        True
+    ]
+    assert not list((tmp_path / "run").glob("held_out*"))
+
+
 def test_a_file_in_the_place_of_the_workdir_is_refused_before_anything_is_loaded(files, tmp_path, capsys):
     path = tmp_path / "run"
     path.write_text("")
