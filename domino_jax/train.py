@@ -330,7 +330,7 @@ def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) 
 
 
 class BestDrafter(NamedTuple):
-    """What export/ holds at the end of a run. params: on the devices.  tau: decoded after `step`, if it was."""
+    """What export/ holds at the end of a run. params: on the devices.  tau: measured after `step`, if it was."""
 
     params: dict
     step: int

@@ -148,7 +148,7 @@ def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_i
     monkeypatch.setattr(train, "decode_trained", lambda config, place, workdir: decoded.append(weights(workdir)))
     monkeypatch.setattr(train, "console_table", lambda report: None)
     workdir = copy(whole, tmp_path)
-    assert "Decoded τ 3.00 at step 4" in (workdir / "export" / "README.md").read_text()
+    assert "τ 3.00 at step 4" in (workdir / "export" / "README.md").read_text()
     with Checkpoints(workdir, keep=3) as checkpoints:
         drafter = parse_config(json.loads((workdir / "drafter_config.json").read_text()))
         first = {step: jax.tree.leaves(export.restore_params(checkpoints, drafter, step))[0] for step in (4, 8)}
