@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from etils import epath
 
 from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
@@ -28,6 +27,7 @@ from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.json_files import read_json
+from domino_jax.runtime.remote import open_path
 
 # How far log p + g of a token may be below that of the target's choice for it still to be the choice: a near tie
 # (docs/method.md), in bfloat16 of logits between 16 and 32.
@@ -63,7 +63,7 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     Raises:
         DataError: no rows, or one without an answer.
     """
-    meta = epath.Path(f"{path}.meta.json")
+    meta = open_path(f"{path}.meta.json")
     made = read_json(meta) if meta.exists() else {}
     sampling = SamplingParams(**{name: made[name] for name in SAMPLING if name in made})
     answers: list[Answer] = []
