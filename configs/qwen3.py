@@ -128,10 +128,12 @@ def _checkpoint() -> Section:
 def _evaluation() -> Section:
     return section(
         # Held-out prompt rows, also of decode without --prompts. Absent: 64 prompts of data.train, whose rows are then
-        # not trained on.
+        # not trained on, unless there are answers.
         prompts=Key(str),
         num_prompts=Key(64, least=1),
-        batch_size=Key(16, least=1),  # prompts decoded together; τ does not depend on it, the time does
+        # Rows with the target's own answers to such prompts, as regenerate writes them. Absent: the target answers the
+        # prompts at the start of the run, greedily.
+        answers=Key(str),
         # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that
         # takes as long as 100 steps costs 2 % of the time. metrics.jsonl has eval_seconds.
         every=Key(5_000, least=0),

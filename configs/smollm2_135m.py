@@ -56,7 +56,6 @@ def get_config():
     config.checkpoint.every = 250
     config.eval.prompts = str(PROMPTS / "prompts_heldout.jsonl")
     config.eval.num_prompts = 24  # one of each kind
-    config.eval.batch_size = 8
     config.eval.every = 500
 
     config.decode.num_prompts = 40

@@ -55,7 +55,6 @@ def get_config():
 
     config.eval.prompts = str(ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl")
     config.eval.num_prompts = 16
-    config.eval.batch_size = 1
     config.eval.every = 350
     config.eval.final = True
 

@@ -3,7 +3,7 @@
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER --format=specforge
 
-Takes the checkpoint with the best decoded τ, or the newest where none was measured; of a run that averages its weights,
+Takes the checkpoint with the best τ, or the newest where none was measured; of a run that averages its weights,
 the average. The checkpoint may come from any mesh: it is read into this host's memory, without an accelerator, and
 nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself. SGLang and vLLM open the
 default format; specforge names the architecture that SpecForge's training looks for.
@@ -68,7 +68,7 @@ def main(flags: cli.Flags) -> None:
         tau=tau,
         format=flags.format,
     )
-    measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
+    measured = f", the best of the run with a τ of {tau:.2f}," if tau is not None else ""
     print(f"wrote the drafter of step {step}{measured} to {flags.output}")
     if note := formats.serving_note(config):
         print(f"note: {note}")
@@ -108,7 +108,7 @@ def write_export(
         params: the drafter's, on the host or on devices.
         recipe: the resolved recipe (recipe/loading.py).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
-        tau: the step's decoded τ, when it was measured in training.
+        tau: the step's τ, when it was measured in training.
         format: one of formats.FORMATS.  token_order: as of read_token_order.
     """
     params = on_host(params)

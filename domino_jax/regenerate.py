@@ -74,15 +74,28 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
     output = local_output(output)
     skip_bad = config.data.skip_bad_rows
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
-    settings = settings_of(config, set_keys)
-    processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
+    answer_rows(config, rows, output, settings_of(config, set_keys), config.regenerate.use_drafter)
+
+
+def answer_rows(
+    config,
+    rows: Sequence[Mapping[str, Any]],
+    output: Path,
+    settings: DecodeSettings,
+    use_drafter: bool = False,
+    processes: ProcessGroup | None = None,
+) -> None:
+    """`answer_prompts` for given rows and settings. processes: that answer together; None: all of the run."""
+    skip_bad = config.data.skip_bad_rows
+    processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
     files = files_of(rows, output, target_identity(config.target.path), settings, processes)
-    refuse_differences({"what the answers are made with": json.dumps(files.made_with)})
+    if processes.count > 1:
+        refuse_differences({"what the answers are made with": json.dumps(files.made_with)})
     if files.is_finished():
         say(f"{output} holds all {len(rows)} answers already.")
         return
-    drafter_path = config.drafter.path if config.regenerate.use_drafter else None
-    if config.regenerate.use_drafter and not drafter_path:
+    drafter_path = config.drafter.path if use_drafter else None
+    if use_drafter and not drafter_path:
         raise DominoError(
             "config.regenerate.use_drafter is True, but config.drafter.path is not set; name a drafter's folder there,"
             " or leave use_drafter off."
@@ -115,8 +128,8 @@ def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
 def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
     """Where the target's weights go: one device, or a mesh of this process' devices, within which the block runs.
 
-    As in evaluations (sharding.decoding_view) the devices that divide the key/value heads split the weights, and the
-    others share the rows of a batch, as far as it can be cut evenly.
+    The devices that divide the key/value heads split the weights, and the others share the rows of a batch, as far as
+    it can be cut evenly.
     """
     devices, kv_heads = own_devices(), read_target_config(path).num_key_value_heads
     tensor = math.gcd(len(devices), kv_heads)

@@ -3,26 +3,30 @@
     python -m domino_jax.train --config=configs/tiny.py --workdir=/tmp/domino
     python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4
 
-main has seven stages: recipe, devices, target and rows, drafter, state, steps, export. The same command runs in every
+main has seven stages: recipe, devices, rows and target, drafter, state, steps, export. The same command runs in every
 process of a pod. A workdir that holds a run is continued; a finished one is shown. docs/commands.md lists
 the files of a workdir. Exit code 42: stopped by SIGTERM with everything saved; start it again.
 """
 
 import contextlib
-import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 from etils import epath
 
 from domino_jax import export, regenerate
+from domino_jax.data.answer_files import ALONE
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.pipeline import Batches
 from domino_jax.data.token_counts import order_of_rows
+from domino_jax.decoding.answers import Answer, read_answers
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_file
 from domino_jax.forecast import dry_run
@@ -39,12 +43,10 @@ from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.made_with import differences, flatten, refuse
 from domino_jax.runtime.preemption import Preemption
-from domino_jax.runtime.remote import access, open_path
+from domino_jax.runtime.remote import access, cache_folder, open_path
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import estimates, hooks
 from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_unknown
-from domino_jax.training.evaluate import DecodedEvaluation
-from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
@@ -86,16 +88,19 @@ def main(flags: cli.Flags) -> int | None:
         target_shape = read_target_config(target.path)
         builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
 
-        # 3. The target and the training rows.
-        source = training_source(flags, workdir)
-        stack.enter_context(jax.set_mesh(mesh))
+        # 3. The training rows, the answers that evaluations judge, and the target.
+        source, tokenizer = training_source(flags, workdir), hf.load_tokenizer(hf.resolve_folder(target.path))
+        batches = builders.batches_of(config, source, tokenizer, target_shape.vocab_size, workdir, mesh, say)
+        answers = held_out_answers(config, workdir, batches, tokenizer) if config.eval.every else []
+        on_mesh = stack.enter_context(contextlib.ExitStack())
+        on_mesh.enter_context(jax.set_mesh(mesh))
         loaded = load_target(target.path, target.dtype, sharding.placement(mesh, target_shape.num_key_value_heads))
-        batches = builders.batches_of(config, source, loaded, workdir, mesh, say)
 
         # 4. The drafter, its evaluation and its training step.
         drafter_config = final_drafter_config(config, loaded, batches, workdir)
         drafter = builders.drafter_of(drafter_config, config)
-        layout, evaluate = evaluation_of(config, loaded, drafter, batches, mesh)
+        evaluate = builders.evaluation_of(config, loaded, drafter, answers, mesh) if answers else None
+        warn_of_shared_prompts(config, batches, [answer.prompt for answer in answers], loaded, drafter)
         optimizer = builders.optimizer_of(train)
         make_state, shapes = builders.state_maker(train, drafter, optimizer, mesh)
         step = builders.train_step_of(config, loaded.model, drafter, optimizer, mesh, shapes)
@@ -161,8 +166,9 @@ def main(flags: cli.Flags) -> int | None:
             best = best_drafter(checkpoints, drafter_config, state, loop.done)
             export_drafter(*best)
         report_export(workdir, drafter_config, best.step)
+        on_mesh.close()
         with watchdog.paused():
-            decode_finally(config, loaded, drafter_config, best, layout, workdir, export_drafter)
+            decode_finally(config, loaded, best, workdir, export_drafter)
         if distributed.is_primary():
             mark_finished(workdir, loop.done, jax.process_count(), best.step, loaded.identity)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
@@ -200,6 +206,50 @@ def training_source(flags: cli.Flags, workdir: epath.Path) -> str:
     return source
 
 
+def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer) -> list[Answer]:
+    """What evaluations judge: the answers of eval.answers, or those that the target gives to the held-out prompts.
+
+    The latter are made once, into a file of the workdir; other prompts or decode settings have another file.
+    """
+    source = config.eval.answers
+    if not source:
+        rows = builders.evaluation_rows(config, batches.rows, regenerate.refuse_unanswerable)
+        settings = DecodeSettings(
+            batch_size=config.regenerate.batch_size,
+            max_new_tokens=config.decode.max_new_tokens,
+            thinking=config.decode.thinking,
+            dtype=config.target.dtype,
+        )
+        identity = target_identity(config.target.path)
+        made_with = json.dumps([rows, settings.max_new_tokens, settings.thinking, settings.dtype, identity])
+        source = workdir / f"held_out_answers-{hashlib.sha256(made_with.encode()).hexdigest()[:8]}.jsonl"
+        if is_remote(workdir):
+            from_primary(lambda: answer_into_bucket(config, rows, source, settings))
+        else:
+            regenerate.answer_rows(config, rows, pathlib.Path(source), settings)
+    return read_answers(source, TextCodec(tokenizer, config.decode.thinking), config.eval.num_prompts)
+
+
+def warn_of_shared_prompts(
+    config, batches: Batches, prompts: list[Sequence[int]], loaded: LoadedTarget, drafter: AnyDrafter
+) -> None:
+    """Counts the rows whose prompts are evaluated. It also refuses prompts that the final decoding could not use."""
+    learned = batches.rows.count_evaluated([*prompts, *check_final(config, loaded, drafter)])
+    if learned:
+        say(
+            f"warning: {learned} of {len(batches.rows)} rows in {config.data.train} have prompts that are also in"
+            f" {config.eval.answers or config.eval.prompts}: τ will be too high. Take them out of one of the files."
+        )
+
+
+def answer_into_bucket(config, rows: list[dict], output: epath.Path, settings: DecodeSettings) -> None:
+    """`regenerate.answer_rows` by this process alone, for a file in a bucket, to which no row can be appended."""
+    if not output.exists():
+        local = cache_folder() / "answers" / output.name
+        regenerate.answer_rows(config, rows, local, settings, processes=ALONE)
+        write_whole(output, local.read_bytes())
+
+
 def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir: epath.Path) -> AnyConfig:
     """The drafter's config with what it takes from the target (the mask token) and the rows (EAGLE-3's vocabulary).
 
@@ -214,24 +264,6 @@ def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir
     if stored and drafter_config.counts_tokens and len(stored) == drafter_config.draft_vocab_size:
         return drafter_config.with_draft_tokens(stored)
     return builders.with_draft_vocabulary(drafter_config, batches.rows)
-
-
-def evaluation_of(
-    config, loaded: LoadedTarget, drafter: AnyDrafter, batches: Batches, mesh: jax.sharding.Mesh
-) -> tuple[EvaluationLayout | None, DecodedEvaluation | None]:
-    """The layout of the weights in evaluations and the final decoding, and the evaluation; None where there is none."""
-    layout = evaluate = None
-    if config.eval.every or config.eval.final:
-        layout = EvaluationLayout(mesh, loaded.model.config, drafter)
-    if config.eval.every:
-        evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
-    prompts = [*(evaluate.prompts if evaluate else ()), *check_final(config, loaded, drafter)]
-    if learned := batches.rows.count_evaluated(prompts):
-        say(
-            f"warning: {learned} of {len(batches.rows)} rows in {config.data.train} have prompts that are also in"
-            f" {config.eval.prompts}: τ will be too high. Take them out of one of the files."
-        )
-    return layout, evaluate
 
 
 def report_start(restored: Restored | None, workdir: epath.Path) -> None:
@@ -320,7 +352,7 @@ def refuse_other_target(saved: dict, identity: dict, allowed: tuple[str, ...]) -
 
 
 class BestDrafter(NamedTuple):
-    """What export/ holds at the end of a run. params: on the devices.  tau: decoded after `step`, if it was."""
+    """What export/ holds at the end of a run. params: on the devices.  tau: measured after `step`, if it was."""
 
     params: dict
     step: int
@@ -342,17 +374,11 @@ def best_drafter(checkpoints: Checkpoints, config: AnyConfig, state: TrainState,
 
 
 def decode_finally(
-    config,
-    loaded: LoadedTarget,
-    drafter: AnyConfig,
-    best: BestDrafter,
-    layout: EvaluationLayout | None,
-    workdir: epath.Path,
-    export_drafter: Callable[..., None],
+    config, loaded: LoadedTarget, best: BestDrafter, workdir: epath.Path, export_drafter: Callable[..., None]
 ) -> None:
     """Decodes held-out prompts with the exported drafter, if the recipe asks for it; the report is in <workdir>/report.
 
-    layout: None without eval.final.
+    The target is read again, with its weights where decoding wants them; those of the training are freed before.
     """
     if not config.eval.final:
         return
@@ -362,9 +388,10 @@ def decode_finally(
             f" --config.drafter.path={workdir} --output=DIR"
         )
         return
-    with jax.set_mesh(layout.mesh):
-        placed = dataclasses.replace(loaded, params=layout.target_params(loaded.params))
-        report = decode_trained(config, placed, drafter, layout.drafter_params(best.params), workdir / "report")
+    for leaf in jax.tree.leaves(loaded.params):
+        leaf.delete()
+    with regenerate.local_mesh(config.target.path, config.decode.batch_size) as place:
+        report = decode_trained(config, place, workdir)
     export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
     console_table(report)
 

@@ -170,7 +170,7 @@ def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
 
     def head(candidates):
         def roll_out(models, drafted, state):
-            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates, passes))
+            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates, passes)).tokens
 
         return roll_out
 

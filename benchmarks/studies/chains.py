@@ -251,7 +251,7 @@ def choices(
             candidates = candidates._replace(logits=candidates.logits + change[:, None])
         if not math.isinf(c):
             candidates = with_noise(candidates, keys, positions[:, None], base.shape[-1])
-        drafts.append(settle(candidates, sampling, c)[:, 0])
+        drafts.append(settle(candidates, sampling, c).tokens[:, 0])
     return jnp.stack(drafts)
 
 

@@ -91,7 +91,6 @@ class Study:
             "checkpoint.every": every,
             "eval.every": every,
             "eval.num_prompts": 64,
-            "eval.batch_size": 16,  # τ does not depend on it
             "eval.final": False,
             **changes,
         }

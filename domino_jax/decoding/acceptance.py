@@ -1,11 +1,24 @@
-"""Acceptance: τ, the tokens that a round emits on average, and the rate of every draft position."""
+"""Acceptance: the rounds of an answer, τ (the tokens that a round emits on average), and rates by draft position."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.decoding.generate import Generation
+
+def accept_lengths(accepted: Sequence[int], width: int) -> list[int]:
+    """The tokens that each round of a decoding emits, with `width` drafts at most: the walk over an answer.
+
+    accepted: for every token of the answer but the last, how many drafts of a round that starts there the target
+        accepts (method/exact.py). The prefill emits the first token.
+
+    >>> accepted 2 0 1 0 0, width 2  →  3 1 1        width 1  →  2 2 1
+    """
+    lengths, place = [], 0
+    while place < len(accepted):
+        lengths.append(min(min(int(accepted[place]), width) + 1, len(accepted) - place))
+        place += lengths[-1]
+    return lengths
 
 
 def accept_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
@@ -49,13 +62,14 @@ def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float 
     return plain, [more / before if before else None for more, before in pairs]
 
 
-def tau_pooled(generations: Sequence[Generation]) -> float:
-    """τ over all rounds of all prompts: tokens emitted per target pass, without the prefill's; 0 without rounds."""
-    rounds = [emitted for answer in generations for emitted in answer.accept_lengths]
+def tau_pooled(walks: Sequence[Sequence[int]]) -> float:
+    """τ over all rounds of all answers, each given by its accept_lengths: tokens emitted per target pass, without the
+    prefill's; 0 without rounds."""
+    rounds = [emitted for walk in walks for emitted in walk]
     return sum(rounds) / len(rounds) if rounds else 0.0
 
 
-def tau_per_prompt(generations: Sequence[Generation]) -> float:
-    """The mean over prompts of each prompt's mean; prompts without a round are left out."""
-    means = [statistics.fmean(answer.accept_lengths) for answer in generations if answer.accept_lengths]
+def tau_per_prompt(walks: Sequence[Sequence[int]]) -> float:
+    """The mean over answers of each answer's mean; answers without a round are left out."""
+    means = [statistics.fmean(walk) for walk in walks if walk]
     return statistics.fmean(means) if means else 0.0

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from domino_jax.runtime.files import write_whole
+from domino_jax.training.evaluate import WIDTHS
 from domino_jax.training.metrics import read_rows
 
 DOTS_PER_INCH = 144
@@ -17,6 +18,7 @@ DOTS_PER_INCH = 144
 # One colour per mode in every picture, distinct also without red or green vision.
 COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "draft": "#0072B2", "domino": "#0072B2"}
 OTHER = "#009E73"
+FADING = ("#A6CEE3", "#74ADD1", "#4393C3", "#0072B2", "#08306B")  # narrow rounds to wide ones
 # {picture: (title, axis, {key of metrics.jsonl: (label, colour)})}
 CURVES = {
     "losses.png": (
@@ -30,13 +32,18 @@ CURVES = {
         },
     ),
     "tau.png": (
-        "τ by decoding held-out prompts",
+        "τ of held-out prompts",
         "tokens per round",
         {
             "eval_tau": ("pooled", COLOURS["domino"]),
             "eval_tau_per_prompt": ("mean of prompts", OTHER),
             "eval_tau_backbone": ("backbone alone", COLOURS["backbone"]),
         },
+    ),
+    "tau_by_width.png": (
+        "τ of held-out prompts by the drafts of a round",
+        "tokens per round",
+        {f"eval_tau_{drafts}": (f"{drafts} drafts", colour) for drafts, colour in zip(WIDTHS, FADING, strict=True)},
     ),
 }
 

@@ -133,7 +133,7 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
 
         def turn(_, anchors):
             now = _moved(state, anchors).replace(anchors=anchors)
-            return roll_out_head(models, now, z, base, sampling, settings)[:, -1]
+            return roll_out_head(models, now, z, base, sampling, settings).tokens[:, -1]
 
         return jax.lax.fori_loop(0, turns, turn, state.anchors)
 

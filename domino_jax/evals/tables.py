@@ -100,6 +100,10 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
         if copies := report["drafter"].get("draft_vocab_bytes"):
             size = report["settings"]["draft_vocab"]
             notes.append(f"Drafts are among {size:,} tokens, whose columns are copied: {copies / 1e6:,.1f} MB.")
+    predicted = report.get("predicted_rounds", {}).items()
+    rounds = ", ".join(f"{count['same']:,} of {count['of']:,} rounds of {mode}" for mode, count in predicted)
+    if rounds:
+        notes.append(f"One pass over the answers predicts {rounds}.")
     if spread:
         notes.append(f"In brackets: 95 % intervals by the bootstrap over {report['interval_of']['over']}.")
     return notes

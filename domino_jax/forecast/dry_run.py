@@ -8,6 +8,7 @@ devices of this machine. <workdir>/dry_run.json holds the figures of the step an
 evaluation (null with eval.every=0): memory and bytes by the compiler, FLOPs by the products of the traced step.
 """
 
+import functools
 import pathlib
 import re
 import time
@@ -19,8 +20,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.forecast import compiled, topologies
-from domino_jax.forecast.dry_run_evaluation import examine_evaluation
+from domino_jax.method.exact import OF_ANCHORS, accepted_drafts
 from domino_jax.method.kinds import AnyDrafter
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import SamplingParams
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
@@ -78,7 +81,9 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     figures["bytes_accessed"] = cost["bytes_accessed"] if "bytes_accessed" in cost else None
     figures["evaluation"] = None
     if config.eval.every:
-        figures["evaluation"] = examine_evaluation(config, target, drafter, mesh, state, params)
+        with jax.set_mesh(mesh):
+            models = Models(target, params, drafter, state.best_params)
+            figures["evaluation"] = examine_evaluation(config, models, mesh, device_bytes((params, state)))
     chip = topologies.chip_of(topology)
     figures["chip_bytes"] = chip.memory if chip else None
     for part in filter(None, (figures, figures["evaluation"])):
@@ -94,6 +99,20 @@ def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[
     return step.trace(
         state, target_shapes(target, mesh), batch_shapes(config, mesh, config.data.max_length), key_shape(mesh)
     ), state
+
+
+def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dict[str, Any]:
+    """What dry_run.json holds under "evaluation": of a pass over answers (decoding/answers.py), its rows full of places
+    to judge. resident: bytes of the target and the training state on a chip."""
+    length, rows = config.data.max_length, config.train.batch_size // config.train.accumulate
+    whole = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=sharding.batch_sharding(mesh))
+    batch = dict.fromkeys(("tokens", "positions", "documents", *OF_ANCHORS), whole)
+    drafting = builders.chain_drafting(config, models.drafter.config)
+    judge = functools.partial(accepted_drafts, settings=drafting, kind=SamplingParams().kind)
+    memory = compiled.memory(jax.jit(judge, out_shardings=sharding.replicated(mesh)).lower(models, batch).compile())
+    temporary = memory["temporary"] + memory["output"]
+    # The target and the training state stay in memory, also what a pass does not read.
+    return {"rows": rows, "temporary_bytes_per_chip": temporary, "peak_bytes_per_chip": resident + temporary}
 
 
 # ------------------------------------------------------------------------------------------------------ shapes
@@ -144,13 +163,9 @@ def lines(figures: dict[str, Any]) -> list[str]:
         f"  {figures['flops'] / 1e12:,.1f} TFLOP in matrix products on all chips{moved} (a loop's body once)",
     ]
     if evaluation := figures["evaluation"]:
-        target, drafter, resident, temporary = (
-            say_bytes(evaluation[f"{part}_bytes_per_chip"]) for part in ("target", "drafter", "resident", "temporary")
-        )
-        mesh = " × ".join(f"{axis} {size}" for axis, size in evaluation["mesh"].items())
+        temporary = say_bytes(evaluation["temporary_bytes_per_chip"])
         out += [
-            f"an evaluation of {evaluation['num_prompts']} prompts, {evaluation['batch_size']} at a time, mesh {mesh}",
-            f"  target {target}, drafter {drafter}, training state {resident}, temporary {temporary}",
+            f"an evaluation, {evaluation['rows']} rows at a time: temporary {temporary}",
             f"  peak {peak_of(evaluation, figures['chip_bytes'])}",
         ]
     return out

@@ -80,40 +80,37 @@ def training_attention(
     context: LayerCache,
     anchors: jax.Array,
     keep: jax.Array,
-    block_size: int,
-    window: int | None,
-    *,
-    causal: bool = False,
+    readable: jax.Array,
+    reach: tuple[int | None, int] = (None, 0),
     starts: jax.Array | None = None,
 ) -> Attention:
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
-    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a sliding window
-    also t ≥ anchor_b + slot - (window-1), and the slots of the same block that `slots_read` gives. Blocks with keep
-    False read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
+    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a window also
+    t ≥ anchor_b + slot - (window-1) or t among the first `sink`, and the `readable` slots of its block. Blocks that are
+    not kept read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
     mostly masked [A·G, S+A·G] array that they replace is never built, and only slices.BLOCKS blocks of the context part
     live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.
         anchors: int32 [B, A].  keep: bool [B, A].
-        causal: no slot reads a later one of its block.
+        readable: bool [G, G], of slots_read.  reach: (window, sink) of DrafterConfig.reach.
         starts: int32 [B, A], where the anchor's document begins in a packed row; no key before it is read.
     """
     if starts is None:
         starts = jnp.zeros_like(anchors)
-    readable = slots_read(block_size, window, causal)
 
     def attention(q, k, v):
         batch, heads, _, width = q.shape
-        kv, blocks = k.shape[1], anchors.shape[1]
+        kv, blocks, block_size = k.shape[1], anchors.shape[1], readable.shape[0]
         q = q.reshape(batch, kv, heads // kv, blocks, block_size, width)
         k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
         size = min(slices.BLOCKS, blocks)
         if size == blocks:
-            out = _attend_blocks(context, q, k, v, anchors, starts, keep, window, readable)
+            out = _attend_blocks(context, q, k, v, anchors, starts, keep, reach, readable)
         else:
-            out = _attend_in_slices(size, (window, readable), context, q, k, v, anchors, starts, keep)
+            out = _attend_in_slices(size, (reach, readable), context, q, k, v, anchors, starts, keep)
         return out.reshape(batch, heads, blocks * block_size, width), None
 
     return attention
@@ -143,7 +140,7 @@ def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anch
 
 
 def _attend_blocks(
-    context: LayerCache, q, k, v, anchors, starts, keep, window: int | None, readable: jax.Array
+    context: LayerCache, q, k, v, anchors, starts, keep, reach: tuple[int | None, int], readable: jax.Array
 ) -> jax.Array:
     """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries.
 
@@ -151,7 +148,7 @@ def _attend_blocks(
     """
     context_k, context_v = (x.astype(k.dtype) for x in context)
     batch, kv, _, _, slots, width = q.shape
-    context_mask = _context_mask(anchors, starts, keep, context_k.shape[2], slots, window)
+    context_mask = _context_mask(anchors, starts, keep, context_k.shape[2], slots, *reach)
     block_mask = readable & keep[:, :, None, None]
     f32 = {"preferred_element_type": jnp.float32}
     # R, A and G as one axis: XLA:CPU makes one matmul of it (15 ms for 30, forward and backward, A 48, G 8, S 224).
@@ -169,12 +166,13 @@ def _attend_blocks(
     return jnp.where(keep[:, None, None, :, None, None], out, 0.0).astype(q.dtype)
 
 
-def _context_mask(anchors, starts, keep, length: int, slots: int, window: int | None) -> jax.Array:
+def _context_mask(anchors, starts, keep, length: int, slots: int, window: int | None, sink: int) -> jax.Array:
     """What A blocks of G slots read of the context: bool [B, A, G, S]."""
     key_position = jnp.arange(length)
     before = (key_position < anchors[..., None]) & (key_position >= starts[..., None])
     mask = jnp.broadcast_to(before[:, :, None], (*anchors.shape, slots, length))
     if window is not None:
         query_position = anchors[:, :, None] + jnp.arange(slots)
-        mask &= key_position >= query_position[..., None] - (window - 1)
+        near = key_position >= query_position[..., None] - (window - 1)
+        mask &= near | (key_position < starts[:, :, None, None] + sink)
     return mask & keep[:, :, None, None]

@@ -50,7 +50,7 @@ class Drafter(nn.Module):
             z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
             logits are left to the caller, who takes them in slices.
         """
-        z = self.block_hidden(features, x, anchors, keep, positions)
+        z = self.block_hidden(self.context_of(features, positions), x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
         codes = self.block_codes(z, inputs)
@@ -66,22 +66,25 @@ class Drafter(nn.Module):
         codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (read, inputs)))
         return codes.reshape(*read.shape[:3], -1)[:, :, self.config.lead :]
 
-    def block_hidden(
-        self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
-    ) -> Hidden:
-        """z [B, A, G, D] of every block at once."""
-        batch, blocks, slots, width = x.shape
-        starts, first = None, anchors
+    def context_of(self, features: Features, positions: Positions | None = None) -> Cache:
+        """The context's keys and values for `block_hidden`."""
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
-        else:
+        return self.backbone.context_keys_values(features, positions)
+
+    def block_hidden(
+        self, context: Cache, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
+    ) -> Hidden:
+        """z [B, A, G, D] of every block at once; the arguments are those of the forward, with `context_of` features."""
+        batch, blocks, slots, width = x.shape
+        starts, first = None, anchors
+        if positions is not None:
             first = jnp.take_along_axis(positions, anchors, axis=1)
             starts = anchors - first
-        context = self.backbone.context_keys_values(features, positions)
 
         def attention(layer):
-            choices = {"causal": self.config.causal(layer), "starts": starts}
-            return training_attention(context[layer], anchors, keep, slots, self.config.window(layer), **choices)
+            readable = slots_read(slots, self.config.window(layer), self.config.causal(layer))
+            return training_attention(context[layer], anchors, keep, readable, self.config.reach(layer), starts)
 
         block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)
         z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)

@@ -1,6 +1,7 @@
 """The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.rollout import draft_in_passes, roll_out, scan_drafts, settle
+from domino_jax.method.rollout import Drafted, draft_in_passes, roll_out, scan_drafts, settle
 from domino_jax.method.sampling import Sampling, reads_noise
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
@@ -29,9 +30,9 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     use_head = settings.use_head and models.drafter.config.has_head
     z, base, cache = draft_base(models, state, settings.num_drafts, use_head)
     if use_head:
-        return roll_out_head(models, state, z, base, sampling, settings), cache
+        return roll_out_head(models, state, z, base, sampling, settings).tokens, cache
     candidates = slot_candidates(models, state, base, 0, sampling, settings)
-    return settle(candidates, sampling, settings.draft_sharpness), cache
+    return settle(candidates, sampling, settings.draft_sharpness).tokens, cache
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
@@ -58,14 +59,19 @@ def draft_base(
         z = z[:, config.first_slot - config.lead :]
     else:
         z, cache = models.draft_hidden(state.draft_cache), state.draft_cache
-    predicting = z[:, config.lead :][:, :num_drafts]
+    return z, predicting_logits(models, z, num_drafts, use_head), cache
+
+
+def predicting_logits(models: Models, z: Hidden, num_drafts: int | None, use_head: bool) -> Logits:
+    """Base logits float32 [B, M, N] of the first `num_drafts` slots that predict a token, of z [B, T, D]."""
+    config = models.drafter.config
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
-    base = constrain(models.draft_logits(predicting), "batch", None, "vocab")
+    base = constrain(models.draft_logits(z[:, config.lead :][:, :num_drafts]), "batch", None, "vocab")
     if use_head and config.has_head and models.drafter.whole_head:
         # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
         # than one per draft. A split head reads only its share of them.
         base = constrain(base, "batch")
-    return z, base, cache
+    return base
 
 
 def slot_candidates(
@@ -86,8 +92,9 @@ def roll_out_head(
     base: Logits,
     sampling: Sampling,
     settings: DraftSettings,
-) -> jax.Array:
-    """The head's drafts int32 [B, M] from z [B, T, D] and base logits float32 [B, M, N], slot after slot or in passes.
+    settle: Callable[..., Drafted] = settle,
+) -> Drafted:
+    """The head's drafts from z [B, T, D] and base logits float32 [B, M, N], slot after slot or in passes.
 
     Draft i shares the target's noise at its absolute position, in every pass the same.
     """
@@ -123,7 +130,7 @@ def draft_chain(
         if reads_noise(sampling, settings.draft_sharpness):
             here = state.lengths[:, None] + 1 + index
             choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)
-        token = settle(choices, sampling, settings.draft_sharpness)[:, 0]
+        token = settle(choices, sampling, settings.draft_sharpness).tokens[:, 0]
         return (rows, hidden, token), token
 
     start = (*state.draft_cache, state.anchors)

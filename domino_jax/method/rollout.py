@@ -4,19 +4,27 @@ Drafting and training share it. Letters: B rows, n blocks of a row, M drafts, Q 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from domino_jax.method.candidates import Candidates
 from domino_jax.method.pair import Models
-from domino_jax.method.sampling import Sampling, choose_with
+from domino_jax.method.sampling import Sampling, choose_with, process_logits
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.slices import cut, joined
 
 GREEDY = SamplingParams()
+
+
+class Drafted(NamedTuple):
+    """Drafts int32 [B, M], and log_q float32 [B, M], how likely the drafter finds each of them after those before it;
+    None where nobody asks (`settle`)."""
+
+    tokens: jax.Array
+    log_q: jax.Array | None = None
 
 
 def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: Any) -> tuple[Any, Any]:
@@ -33,12 +41,27 @@ def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: 
     )
 
 
-def settle(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> jax.Array:
-    """The draft at each slot, int32 [B, M]: argmax(sharpness · log p + g) over the candidates; greedy without noise."""
+def settle(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
+    """The draft at each slot: argmax(sharpness · log p + g) over the candidates; greedy without noise."""
+    return Drafted(_token_at(candidates, choose_with(candidates.logits, candidates.noise, sampling, sharpness)))
+
+
+def settle_scored(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
+    """`settle` with log_q: of the drafter's distribution over the candidates, after the request's temperature, top-k,
+    top-p and min-p."""
     places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
-    if candidates.tokens is None:
-        return places
-    return jnp.take_along_axis(candidates.tokens, places[:, :, None], axis=-1)[:, :, 0]
+    log_q = process_logits(candidates.logits, sampling)
+    log_q = _take(log_q, places) - jax.nn.logsumexp(log_q, axis=-1)
+    return Drafted(_token_at(candidates, places), log_q)
+
+
+def _token_at(candidates: Candidates, places: jax.Array) -> jax.Array:
+    return places if candidates.tokens is None else _take(candidates.tokens, places)
+
+
+def _take(values: jax.Array, places: jax.Array) -> jax.Array:
+    """values [B, M, Q] at places int32 [B, M]."""
+    return jnp.take_along_axis(values, places[:, :, None], axis=-1)[:, :, 0]
 
 
 def roll_out(
@@ -46,9 +69,9 @@ def roll_out(
     known: jax.Array,
     z: Hidden,
     candidates: Candidates,
-    choose: Callable[[Candidates], jax.Array] = settle,
+    choose: Callable[[Candidates], Drafted] = settle,
     scan: Callable = jax.lax.scan,
-) -> jax.Array:
+) -> Drafted:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
     What of the head does not depend on tokens is taken for all slots before the loop, and so are the candidates' rows
@@ -59,14 +82,14 @@ def roll_out(
         known: int32 [B, 1 + lead], the anchor, and before it the token before it where the head reads that.
         z: [B, T, D] of all slots that the head sees.
         candidates: of the first M slots that predict a token.
-        choose: the candidates of some slots, with arrays [B, m, Q] → their drafts int32 [B, m].
+        choose: the candidates of some slots, with arrays [B, m, Q] → their drafts.
         scan: what runs the loop; `scan_drafts` in a decode round.
     """
     slots, lead = candidates.logits.shape[1], known.shape[1] - 1
     prefix = min(models.drafter.config.pure_draft_prefix_len, slots)
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     first = choose(jax.tree.map(lambda column: column[:, :prefix], candidates))
-    consumed = jnp.concatenate([known, first], axis=1)
+    consumed = jnp.concatenate([known, first.tokens], axis=1)
     halves, head = models.head_hidden_half(z)[:, : lead + slots], models.head_start(z.shape[0])
     for index in range(lead + prefix):
         head, _ = models.head_step(head, consumed[:, index], halves[:, index])
@@ -78,13 +101,13 @@ def roll_out(
         change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
         choices = jax.tree.map(lambda column: column[:, None], choices)
         choices = choices._replace(logits=choices.logits + change)
-        token = choose(choices)[:, 0]
-        return (head, token), token
+        drafted = jax.tree.map(lambda column: column[:, 0], choose(choices))
+        return (head, drafted.tokens), drafted
 
     rows = None if corrected.columns is None else models.head_rows(corrected.columns)
     by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (halves[:, lead + prefix :], corrected, rows))
     _, rest = scan(correct, (head, consumed[:, -1]), by_slot)
-    return jnp.concatenate([first, rest.T], axis=1)
+    return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
 
 
 def draft_in_passes(
@@ -93,8 +116,8 @@ def draft_in_passes(
     z: Hidden,
     candidates: Candidates,
     passes: int,
-    choose: Callable[[Candidates], jax.Array] = settle,
-) -> jax.Array:
+    choose: Callable[[Candidates], Drafted] = settle,
+) -> Drafted:
     """Draft tokens int32 [B, M] by passes over the whole block; the arguments are those of `roll_out`.
 
     The base logits give the first drafts. Each pass corrects every slot after the drafts of the pass before, and
@@ -106,7 +129,7 @@ def draft_in_passes(
     untouched = jnp.arange(slots)[:, None] < config.pure_draft_prefix_len
 
     def again(drafts, _):
-        codes = models.head_codes(halves, jnp.concatenate([known, drafts[:, :-1]], axis=1))[:, config.lead :]
+        codes = models.head_codes(halves, jnp.concatenate([known, drafts.tokens[:, :-1]], axis=1))[:, config.lead :]
         change = models.residual(codes) if rows is None else models.residual_of(codes[:, :, None], rows)[:, :, 0]
         return choose(candidates._replace(logits=candidates.logits + jnp.where(untouched, 0.0, change))), None
 
@@ -120,7 +143,7 @@ def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: C
         anchors: int32 [B, n].  z: [B, n, M, D].  candidates: with arrays [B, n, M, Q].
     """
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors[:, :, None], z, candidates))
-    return roll_out(models, *rows).reshape(z.shape[:3])
+    return roll_out(models, *rows).tokens.reshape(z.shape[:3])
 
 
 def greedy_tokens(

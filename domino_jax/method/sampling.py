@@ -184,11 +184,15 @@ def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharp
     Args:
         noise: g, float32 [B, T, Q]; None where the choice reads none (`reads_noise`).
     """
+    return _best(choice_values(logits, noise, params, sharpness))
+
+
+def choice_values(logits: Logits, noise: jax.Array | None, params: Sampling, sharpness: float = 1.0) -> jax.Array:
+    """What `choose_with` takes the best of: sharpness · log p + g up to a constant, float32 [B, T, Q]."""
     if noise is None:
-        return _best(logits)
+        return logits
     log_p = process_logits(logits, params)  # up to a constant, which changes no choice
-    values = jnp.where(params.columns()[0] > 0, sharpness * log_p + noise, log_p)
-    return _best(values)
+    return jnp.where(params.columns()[0] > 0, sharpness * log_p + noise, log_p)
 
 
 def _best(values: jax.Array) -> jax.Array:

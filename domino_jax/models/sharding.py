@@ -71,21 +71,6 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def decoding_view(mesh: Mesh, kv_heads: Sequence[int]) -> Mesh:
-    """The devices of a training mesh as a mesh for decoding: (data, 1, tensor), in the same order.
-
-    A pass of decoding does little work for each weight, so gathering weights that are split over fsdp costs more
-    than the pass. Here their devices split heads, feed-forward and vocabulary instead, and exchange
-    activations.
-
-    Args:
-        kv_heads: K of every model that decodes. The axis tensor is the largest divisor of fsdp × tensor that divides
-            each of them, so that caches are split as well. The devices that remain split the rows of a batch.
-    """
-    tensor = math.gcd(mesh.shape["fsdp"] * mesh.shape["tensor"], *kv_heads)
-    return Mesh(mesh.devices.reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-
-
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

@@ -13,7 +13,6 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from domino_jax.data.chat import TextCodec
 from domino_jax.data.held_out import COUNT, SHARE
 from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
@@ -21,14 +20,14 @@ from domino_jax.data.pipeline import Batches, make_batches
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
-from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.answers import Answer, AnswerPasses, check_answers
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
 from domino_jax.method.row_losses import RowSettings
+from domino_jax.method.settings import DraftSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
@@ -38,10 +37,10 @@ from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import cache_folder
-from domino_jax.training.evaluate import DecodedEvaluation
-from domino_jax.training.evaluation_layout import EvaluationLayout
+from domino_jax.training.evaluate import Evaluation
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
+from domino_jax.weights.identity import target_identity
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
@@ -50,11 +49,17 @@ WINDOW = 4_096  # rows that are packed or sorted into buckets together
 
 
 def batches_of(
-    config, source: str, loaded: LoadedTarget, workdir: epath.Path, mesh: Mesh, report: Callable[[str], None]
+    config,
+    source: str,
+    tokenizer: Any,
+    vocab_size: int,
+    workdir: epath.Path,
+    mesh: Mesh,
+    report: Callable[[str], None],
 ) -> Batches:
     """The rows of `source` in the recipe's order; a DominoError if the processes have other rows or other targets.
 
-    report: takes the lines about the rows, from each process.
+    tokenizer, vocab_size: the target's.  report: takes the lines about the rows, from each process.
     """
     data = config.data
     share = ProcessShare(
@@ -63,11 +68,16 @@ def batches_of(
         primary_first=primary_first,
         report=report,
     )
-    encoder = RowEncoder(loaded.tokenizer, data.max_length, config.decode.thinking, loaded.model.config.vocab_size)
+    encoder = RowEncoder(tokenizer, data.max_length, config.decode.thinking, vocab_size)
     layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
-    choices = {"seed": config.seed, "held_out": 0 if config.eval.prompts else COUNT, "skip_bad": data.skip_bad_rows}
+    choices = {
+        "seed": config.seed,
+        "held_out": 0 if config.eval.prompts or config.eval.answers else COUNT,
+        "skip_bad": data.skip_bad_rows,
+    }
     batches = make_batches(source, encoder, layout, share, **choices)
-    refuse_differences({"the training data": batches.fingerprint, "the target": json.dumps(loaded.identity)})
+    identity = json.dumps(target_identity(config.target.path))
+    refuse_differences({"the training data": batches.fingerprint, "the target": identity})
     return batches
 
 
@@ -230,34 +240,35 @@ def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: M
     )
 
 
-def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
-    """Greedy decoding as evaluations do it, with the drafts and the head's candidates of a latency run."""
-    settings = DecodeSettings().change(
-        cache_length=config.decode.cache_length,
-        max_new_tokens=config.decode.max_new_tokens,
-        batch_size=config.eval.batch_size,
-        num_drafts=config.decode.num_drafts or None,
-        head_candidates=config.decode.head_candidates,
-        head_passes=config.decode.head_passes,
-    )
-    return new_generator(models, settings, stop_ids)
-
-
-def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: TrainingRows) -> DecodedEvaluation:
-    """Decoding of held-out prompts, the weights placed for decoding meanwhile.
+def chain_drafting(config, drafter: AnyConfig) -> DraftSettings:
+    """How evaluations draft: the chains of decode's settings.
 
     Raises:
-        DominoError, DataError: no prompts, or prompts that do not fit the cache.
+        DominoError: more drafts than the drafter makes.
     """
-    models = Models(loaded.model, loaded.params, layout.drafter)
-    generator = evaluation_generator(config, models, loaded.stop_ids)
-    codec = TextCodec(loaded.tokenizer, config.decode.thinking)
+    decode = config.decode
+    chosen = {name: decode[name] for name in ("draft_sharpness", "head_candidates", "head_passes")}
+    drafting = DraftSettings(num_drafts=decode.num_drafts or None, **chosen)
+    if problem := drafting.drafter_problem(drafter):
+        raise DominoError(f"decode.{problem}")
+    return drafting
 
-    def check(row: dict) -> None:  # now, and not at the first evaluation after hours of training
-        generator.check_prompt(codec.encode(row), f"prompt {row['id']}")
 
-    prompts = [codec.encode(row) for row in evaluation_rows(config, rows, check)]
-    return DecodedEvaluation(models, generator, prompts, layout)
+def evaluation_of(
+    config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Sequence[Answer], mesh: Mesh
+) -> Evaluation:
+    """Passes over the target's answers, with the layout of the training step and the rows of its micro-batches.
+
+    Raises:
+        DominoError, DataError: answers that the models cannot read, or that are another target's.
+    """
+    source, drafting = config.eval.answers or "the held-out prompts", chain_drafting(config, drafter.config)
+    models = Models(loaded.model, loaded.params, drafter)
+    check_answers(answers, models, source)
+    passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate, mesh)
+    if config.eval.answers:  # those of this run are the target's
+        passes.refuse_strange(models, source)
+    return Evaluation(models, passes, drafting.width(drafter.config))
 
 
 def evaluation_rows(config, rows: TrainingRows, check: Callable[[dict], None]) -> list[dict]:

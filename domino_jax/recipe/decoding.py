@@ -7,11 +7,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import rich.console
 from etils import epath
 
@@ -26,12 +26,13 @@ from domino_jax.decoding.settings import DecodeSettings, supported_modes
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
+from domino_jax.evals.predicted import predicted_rounds
 from domino_jax.evals.prompts import Prompt, prepare_prompts, prompts_with_room
-from domino_jax.evals.report import REPORT
+from domino_jax.evals.report import REPORT, write_report
 from domino_jax.evals.run_info import PromptSource, RunInfo
-from domino_jax.method.drafter import rows_together
-from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
 from domino_jax.method.pair import Models
+from domino_jax.models.sharding import replicated
 from domino_jax.recipe import cli
 from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
@@ -39,11 +40,10 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder
-from domino_jax.weights.drafter import EXPORT_DTYPE
 from domino_jax.weights.identity import drafter_identity
-from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target, use_exact_matmuls
+from domino_jax.weights.loading import LoadedTarget, load_models, load_target, use_exact_matmuls
 from domino_jax.weights.random_weights import made_up_prompts
-from domino_jax.weights.target import read_target_config
+from domino_jax.weights.target import Sharding, read_target_config
 
 MADE_UP = "made up"  # as the source of prompts
 
@@ -236,33 +236,30 @@ def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple
     return [prompt.token_ids for prompt in final_prompts(config, loaded, models, settings)[0]]
 
 
-def decode_trained(
-    config, loaded: LoadedTarget, drafter_config: AnyConfig, drafter_params: dict, output: os.PathLike
-) -> dict[str, Any]:
-    """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts.
+def decode_trained(config, place: Sharding, workdir: epath.Path) -> dict[str, Any]:
+    """The final decoding of a training run: its exported drafter on the recipe's held-out prompts.
 
-    Returns the report.
+    Returns the report, which also says how many rounds one pass over the answers predicts (decoding/answers.py).
+
+    place: where the target's weights go.
     """
-    requested = final_settings(config, drafter_config.head)
+    requested, output = final_settings(config, config.drafter.head), workdir / "report"
     use_exact_matmuls(requested.dtype)
-    target = cast_target(loaded, requested.dtype)
-    models, settings, path = Models(target.model, target.params), requested, None
-    if needs_drafter(requested.modes):
-        rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
-        path = f"{os.fspath(output).rpartition('/')[0]}/export"
-        drafter_config, rounded = as_drafted(drafter_config, rounded, target, path, requested.drafting)
-        drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
-        models = Models(target.model, target.params, drafter, rows_together(rounded))
-        settings = fit_to_drafter(requested, drafter_config)
+    path = os.fspath(workdir / "export") if needs_drafter(requested.modes) else None
+    target = load_target(config.target.path, requested.dtype, place)
+    mesh = jax.sharding.get_mesh()
+    models = load_models(target, path, None if mesh.empty else replicated(mesh), requested.drafting)
+    settings = fit_to_drafter(requested, models.drafter.config) if path else requested
     prompts, source = final_prompts(config, target, models, settings)
     drafted_with = path and {"path": path, **drafter_identity(path)}
-    info = RunInfo(requested, {"path": config.target.path, **loaded.identity}, drafted_with, source)
+    info = RunInfo(requested, {"path": config.target.path, **target.identity}, drafted_with, source)
     info = info.loaded(settings, target, prompts, models)
-    if not is_remote(output):
-        # An interrupted decoding of other weights there is of no use: the training has gone on since.
-        return decode_prompts(models, target, prompts, info, Path(output), restart=True)
     # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
-    with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
-        report = decode_prompts(models, target, prompts, info, Path(scratch))
-        copy_folder(Path(scratch), epath.Path(output), REPORT)
-        return report
+    with tempfile.TemporaryDirectory(prefix="domino-decode-") if is_remote(output) else nullcontext(output) as folder:
+        # An interrupted decoding of other weights there is of no use: the training has gone on since.
+        report = decode_prompts(models, target, prompts, info, Path(folder), restart=True)
+        report["predicted_rounds"] = predicted_rounds(models, settings, prompts, Path(folder))
+        write_report(folder, report)
+        if is_remote(output):
+            copy_folder(Path(folder), output, REPORT)
+    return report

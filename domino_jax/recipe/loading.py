@@ -20,7 +20,7 @@ from domino_jax.runtime.keys import Section, walk
 FREE_TO_CHANGE = (
     *("decode", "checkpoint", "mesh", "serve", "drafter.path"),
     "target.path",  # the identity of what is there is compared instead (weights/identity.py)
-    *("eval.every", "eval.final", "eval.num_prompts", "eval.batch_size"),  # without eval.prompts rows are held out
+    *("eval.every", "eval.final", "eval.num_prompts"),  # without eval.prompts rows are held out
     *("train.log_every", "train.hang_seconds", "regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
 )
 

@@ -22,7 +22,7 @@ from domino_jax.runtime.errors import DataError, DominoError, first_line, is_ful
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.made_with import differences, flatten, refuse
 from domino_jax.runtime.remote import open_path
-from domino_jax.training.step_folders import StepFolders
+from domino_jax.training.step_folders import Mark, StepFolders
 
 # What Orbax and tensorstore raise for files that are missing, cut or of another shape: they have no class in common.
 UNREADABLE = (ValueError, KeyError, OSError, TypeError)
@@ -168,7 +168,7 @@ class Checkpoints:
         """
         self.wait()
         step, best = from_primary(lambda: (self._folders.choose(), self._folders.best()))
-        self._best = best and tuple(best)
+        self._best = best and Mark(*best)
         return None if step is None else self._restore(step, abstract_state, check)
 
     def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
@@ -208,22 +208,26 @@ class Checkpoints:
         """What is wrong with a step's files, "<file>: <reason>"; None when they are as they were written."""
         return self._folders.damage(step)
 
-    def mark_tau(self, step: int, tau: float) -> None:
-        """Note the decoded τ of a step, saved or still to be: the finished step with the highest one is never removed.
+    def mark_tau(self, step: int, tau: float, measured_with: str) -> None:
+        """Note the τ of a step, saved or still to be: the finished step with the highest one is never removed.
 
         Survives restarts. Every process has to note the same.
+
+        measured_with: τ that was measured with something else no longer competes.
         """
-        if self._best is None or tau >= self._best[1]:
-            self._best = (step, float(tau))
+        mark = Mark(step, float(tau), measured_with)
+        if self._best is None or measured_with != self._best.measured_with or mark.tau >= self._best.tau:
+            self._best = mark
         if is_primary():
-            self._folders.mark(step, tau)
+            self._folders.mark(mark)
 
     def best(self) -> tuple[int, float] | None:
         """(step, τ) with the highest τ noted so far, of equal ones the later; a save on its way counts.
 
-        From restore_latest() on it is the same in every process, so that all of them can decide by it.
+        Of τ that was measured like the newest. From restore_latest() on it is the same in every process, so that all of
+        them can decide by it.
         """
-        return self._best
+        return self._best and self._best[:2]
 
     def _checkpointer(self) -> ocp.AsyncCheckpointer:
         """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about its own

@@ -45,19 +45,19 @@ def leave_on_sigterm(loop: TrainingLoop) -> None:
 
 
 def evaluate_with(
-    evaluate: Callable[[dict, Callable[[], None], Callable], dict],
+    evaluate: Any,
     checkpoints: Checkpoints,
     metrics: MetricsWriter,
     export: Callable[[dict, int, float], None],
 ) -> Hook:
-    """Decodes held-out prompts, and exports the drafter if it is the best so far.
+    """Measures τ on held-out prompts, and exports the drafter if it is the best so far.
 
     The checkpoint comes first and the row in metrics.jsonl last. A start that does not find the row evaluates again; if
     an earlier start wrote it, nothing is done.
 
     Args:
-        evaluate: (drafter parameters, function to call every few rounds, MetricsWriter.progress) → metrics with
-            "eval_tau".
+        evaluate: (drafter parameters, function to call now and then, MetricsWriter.progress) → metrics with "eval_tau".
+            Its `measured_with` tells evaluations apart whose τ must not be compared.
         export: (drafter parameters, step, τ) writes the drafter.
     """
 
@@ -74,7 +74,7 @@ def evaluate_with(
 
         with loop.long_task("an evaluation"):
             measured = evaluate(params, between, metrics.progress)
-            checkpoints.mark_tau(done, measured["eval_tau"])
+            checkpoints.mark_tau(done, measured["eval_tau"], evaluate.measured_with)
             if checkpoints.best() == (done, measured["eval_tau"]):
                 export(params, done, measured["eval_tau"])
             metrics.write(done, measured)

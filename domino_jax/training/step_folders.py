@@ -3,7 +3,7 @@
 <workdir>/checkpoints/
   <step>/             one checkpoint; finished once it has its manifest (manifest.py), which is written last
   unfinished-<step>   empty: <step> is being written or removed, what is in it does not count
-  tau.json            {step: τ of its decoded evaluation}
+  tau.json            {step: {"tau": of its evaluation, "measured_with": what it was measured with}}
   corrupt/<step>      checkpoints that did not match their manifest, set aside at a start
 <workdir>/first_checkpoint.json   {"step": the first one that was finished}: a start without any checkpoint has lost it
 
@@ -12,6 +12,7 @@ manifest, which it sets aside. No step is renamed on the way, so buckets (gs://)
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -26,8 +27,16 @@ CORRUPT = "corrupt"
 FIRST = "first_checkpoint.json"
 # What a workdir holds only after a checkpoint was finished: the best one is exported after its checkpoint.
 EVIDENCE = (FIRST, "export/config.json", "finished.json")
-TAU = "tau.json"
+TAU, WITH = "tau.json", "measured_with"
 TEMPORARY = ocp.utils.TMP_DIR_SUFFIX  # Orbax writes to <step><this>… and renames it to <step>
+
+
+class Mark(NamedTuple):
+    """The τ of a step; only those with the same measured_with can be compared."""
+
+    step: int
+    tau: float
+    measured_with: str
 
 
 class StepFolders:
@@ -85,7 +94,7 @@ class StepFolders:
         Called after finish(), so that the newest finished step has just been written and read back.
         """
         steps, best = self.finished(), self.best()
-        stay = set(steps[-keep:]) | {best[0] if best else None}
+        stay = set(steps[-keep:]) | {best.step if best else None}
         for step in steps:
             if step not in stay:
                 self.remove(step)
@@ -158,26 +167,28 @@ class StepFolders:
 
     # ---------------------------------------------------------------- the best
 
-    def mark(self, step: int, tau: float) -> None:
+    def mark(self, mark: Mark) -> None:
         """Note the τ of a step that is finished or will be."""
-        scores = {**self._scores(), step: float(tau)}
+        marks = {one.step: one for one in (*self._marks(), mark)}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / TAU, scores)
+        write_json(self.folder / TAU, {step: {"tau": one.tau, WITH: one.measured_with} for step, one in marks.items()})
 
-    def best(self) -> tuple[int, float] | None:
-        """(step, τ) of the finished step with the highest τ; of equal ones the later."""
-        scores = self._scores()
-        pairs = [(step, scores[step]) for step in self.finished() if step in scores]
-        return max(pairs, key=lambda pair: (pair[1], pair[0]), default=None)
+    def best(self) -> Mark | None:
+        """The finished step with the highest τ, of equal ones the later; among those measured like the newest."""
+        steps = set(self.finished())
+        marks = sorted(mark for mark in self._marks() if mark.step in steps)
+        alike = [mark for mark in marks if mark.measured_with == marks[-1].measured_with]
+        return max(alike, key=lambda mark: (mark.tau, mark.step), default=None)
 
-    def _scores(self) -> dict[int, float]:
+    def _marks(self) -> list[Mark]:
         try:
-            return {int(step): float(tau) for step, tau in parse_json((self.folder / TAU).read_bytes()).items()}
+            stored = parse_json((self.folder / TAU).read_bytes())
+            return [Mark(int(step), float(one["tau"]), str(one[WITH])) for step, one in stored.items()]
         except FileNotFoundError:
-            return {}
-        except (ValueError, AttributeError, TypeError) as error:
+            return []
+        except (ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
             self._report(f"warning: {self.folder / TAU} is unreadable ({first_line(error)}): the best step is unknown")
-            return {}
+            return []
 
     # ---------------------------------------------------------------- names
 

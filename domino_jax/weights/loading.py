@@ -96,14 +96,6 @@ def keep_compiled(folder: pathlib.Path | None = None) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
-    """The same target in another dtype; itself when it has that one already."""
-    if np.dtype(dtype) == np.dtype(loaded.model.dtype):
-        return loaded
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), loaded.params)
-    return dataclasses.replace(loaded, model=Qwen3(loaded.model.config, np.dtype(dtype)), params=params)
-
-
 def load_models(
     loaded: LoadedTarget,
     drafter_path: str | None,

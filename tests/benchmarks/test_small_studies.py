@@ -13,7 +13,6 @@ def test_ablations(tmp_path):
     assert len(table) == 3 and all(float(row["tau"]) >= 1 and float(row["base_loss"]) > 0 for row in table)
     described = rows(tmp_path, "ablation variants")
     assert described[0] == table[2] and described[1]["training"] == "markov: drafter.head=markov train.gamma=3.0"
-    assert all(float(row["identical"]) == 1.0 for row in (*table, *described))
 
 
 @pytest.mark.slow(minutes=6)

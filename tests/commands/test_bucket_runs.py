@@ -14,6 +14,7 @@ from tests.helpers.train_runs import GOLDEN, arguments, losses, start, weights
 
 CHANGES = {
     "config__checkpoint__every": 1,
+    "config__eval__every": 8,
     "config__decode__max_new_tokens": 8,
     "config__decode__modes": "('domino',)",
 }
@@ -75,6 +76,8 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
     names = {path.name for path in workdir.iterdir()}
     assert {"metrics.jsonl", "tensorboard", "checkpoints", "export", "plots", "finished.json"} <= names
     assert not any(name.endswith(".part") for name in names)
+    assert len([name for name in names if name.startswith("held_out_answers-")]) == 1
+    assert [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "eval_tau" in row] == [8]
     assert {"report.json", "generations.jsonl", "report.html"} <= {path.name for path in (workdir / "report").iterdir()}
 
     # ---- shown, exported and decoded from there

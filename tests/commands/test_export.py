@@ -122,12 +122,12 @@ def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_not
 
 def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
     with Checkpoints(workdir, keep=3) as checkpoints:
-        checkpoints.mark_tau(7, 4.5)
-        checkpoints.mark_tau(9, 4.25)
+        checkpoints.mark_tau(7, 4.5, "these answers")
+        checkpoints.mark_tau(9, 4.25, "these answers")
     code, message = start(capsys, workdir, workdir / "out")
-    assert code == 0 and "step 7, the best of the run with a decoded τ of 4.50" in message
+    assert code == 0 and "step 7, the best of the run with a τ of 4.50" in message
     assert_same(exported(workdir / "out")[1], drafter[1])
-    assert "Decoded τ 4.50 at step 7" in (workdir / "out" / "README.md").read_text()
+    assert "τ 4.50 at step 7" in (workdir / "out" / "README.md").read_text()
 
 
 def test_the_average_is_exported_when_the_run_keeps_one(drafter, workdir, capsys):

@@ -57,6 +57,8 @@ def test_a_run_leaves_the_documented_files_rows_and_report(finished):
     found = {mode: {key: count[key] for key in same} for mode, count in report["identical_outputs"].items()}
     assert found == {"backbone": same, "domino": same}
     assert report["round_widths"] == {"backbone": 4, "domino": 4}
+    rounds = {mode: report["modes"][mode]["rounds"] for mode in found}
+    assert report["predicted_rounds"] == {mode: {"same": count, "of": count} for mode, count in rounds.items()}
     assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
 
 
@@ -193,6 +195,21 @@ def test_prompts_that_an_evaluation_cannot_use_are_listed_before_training(files,
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_answers_that_are_named_are_judged_if_they_are_the_targets(files, tmp_path, capsys):
+    strange = [{"id": "s", "token_ids": [40, *range(100, 130)], "loss_mask": [0] * 5 + [1] * 26}]
+    few = {"config__eval__every": 1, "config__train__steps": 1}
+    named = write_rows(tmp_path / "strange.jsonl", strange)
+    assert start(arguments(files, tmp_path / "refused", config__eval__answers=named, **few)) == 3
+    message = capsys.readouterr().err
+    assert f"{named}: 0.0% of the answers' tokens" in message and "token 0 of the answer in row s" in message
+    assert len(message.splitlines()) == 2 and not (tmp_path / "refused" / "checkpoints").exists()
+    assert start(arguments(files, tmp_path / "run", config__eval__answers=files[0], **few)) == 0
+    assert [row["eval_tau"] >= 1 for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row] == [
+        True
+    ]
+    assert not list((tmp_path / "run").glob("held_out*"))
+
+
 def test_a_file_in_the_place_of_the_workdir_is_refused_before_anything_is_loaded(files, tmp_path, capsys):
     path = tmp_path / "run"
     path.write_text("")
@@ -241,5 +258,5 @@ def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts
     assert done.returncode == 0, done.stderr[-2000:]
     [row] = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     report = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
-    assert row["eval_identical"] == 1.0
+    assert report["predicted_rounds"]["domino"]["same"] == report["predicted_rounds"]["domino"]["of"] > 2
     assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 2

@@ -24,7 +24,7 @@ from domino_jax.recipe import builders as building, cli
 from domino_jax import decode, regenerate, train
 from domino_jax.evals import run as decode_run
 from domino_jax.decoding.queue import Queue
-from domino_jax.training.evaluate import DecodedEvaluation
+from domino_jax.decoding.answers import AnswerPasses
 
 def blocked(owner, name, call=1):
     function, calls = getattr(owner, name), itertools.count(1)
@@ -58,16 +58,19 @@ elif phase == "pre-flight":
     blocked(train, "run_preflight")
 elif phase == "first compilation":
     building.train_step_of = in_step
-elif phase == "evaluation":
-    Queue.advance = slow(Queue.advance)
-elif phase == "compilation of an evaluation":
+elif phase == "held-out answers":
     blocked(Queue, "prefill")
+elif phase == "evaluation":
+    AnswerPasses.__call__ = slow(AnswerPasses.__call__)
+elif phase == "compilation of an evaluation":
+    blocked(AnswerPasses, "__call__")
 elif phase == "final decoding":
     blocked(decode_run, "decode_group", call=2)
 cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), sys.argv)
 """
 PHASES = (
     "regenerate",
+    "held-out answers",
     "pre-flight",
     "first compilation",
     "compilation of an evaluation",

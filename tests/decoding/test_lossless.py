@@ -1,7 +1,8 @@
 """Speculative decoding changes the speed and never the text: drafters × modes × sampling × drafts × batches × caches.
 
 Every case answers the same six requests, and every answer is held against the slow twin (tests/helpers/twin.py). A
-first divergence is let pass only as a shown near tie. A new head adds one line to DRAFTERS.
+first divergence is let pass only as a shown near tie. The rounds of every chain are also those that one pass over the
+answers predicts (decoding/answers.py). A new head adds one line to DRAFTERS.
 """
 
 import contextlib
@@ -13,12 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.decoding.acceptance import accept_lengths
+from domino_jax.decoding.answers import NEAR_TIE, Answer, AnswerPasses
 from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.generate import new_generator as new_generator_of
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import refused_mode
 from domino_jax.decoding.width import Choice, WidthController
-from domino_jax.method import rounds
+from domino_jax.method import exact, rounds
 from domino_jax.method.kinds import KINDS
+from domino_jax.method.rollout import Drafted, settle
+from domino_jax.method.sampling import choice_values
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
     SmallGenerator,
@@ -184,6 +190,55 @@ def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[
     return answers
 
 
+def answers_of(drafter: str, sampling: str) -> list[Answer]:
+    """The twin's texts."""
+    fill = {"seed": 0, "sampling": SAMPLINGS[sampling]}
+    requests = [
+        dataclasses.replace(one, **{name: value for name, value in fill.items() if getattr(one, name) is None})
+        for one in requests_of(sampling)
+    ]
+    texts = expected_for(drafter, sampling)[0]
+    return [Answer(str(row), *one) for row, one in enumerate(zip(PROMPTS, texts, requests, strict=True))]
+
+
+def judge(made: SmallGenerator, drafter: str, sampling: str, slice_blocks: int = 9):
+    """The twin's texts in two packed rows, and one of nothing."""
+    drafting = made.drafting("draft")
+    return AnswerPasses(answers_of(drafter, sampling), drafting, 3, slice_blocks=slice_blocks)(made.models)
+
+
+@functools.lru_cache
+def predicted(drafter: str, sampling: str, width: str, tokens: int):
+    return judge(new_generator(drafter, sampling, width, 2, 64, tokens), drafter, sampling)
+
+
+def margins(made: SmallGenerator, drafter: str, sampling: str):
+    """For every draft how far its value is above the next best one, in place of log_q."""
+
+    def with_margin(candidates, sampling, sharpness):
+        drafted = settle(candidates, sampling, sharpness)
+        best = jnp.sort(choice_values(candidates.logits, candidates.noise, sampling, sharpness), axis=-1)
+        return Drafted(drafted.tokens, best[..., -1] - best[..., -2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "settle_scored", with_margin)
+        return [one.log_q for one in judge(made, drafter, sampling)]
+
+
+def check_rounds(answers: list[Generation], judged, made: SmallGenerator, drafter: str, mode: str, sampling: str):
+    """The rounds are those of the walk over what was judged, but for near ties of the drafter."""
+    width = made.drafting(mode).width(made.drafter)
+    for row, (answer, one) in enumerate(zip(answers, judged, strict=True)):
+        accepted = one.backbone if mode == "backbone" else one.drafts
+        walk = accept_lengths(accepted, width)
+        if len(answer.token_ids) != len(accepted) + 1 or walk == answer.accept_lengths:
+            continue  # the former at a near tie of the target
+        pairs = enumerate(zip(walk, answer.accept_lengths, strict=False))
+        first, draft = next((place, min(pair) - 1) for place, pair in pairs if len({*pair}) > 1)
+        margin = margins(made, drafter, sampling)[row][sum(walk[:first]), draft]
+        assert mode == "draft" and margin < NEAR_TIE["float32"], (row, walk, answer.accept_lengths, margin)
+
+
 # A planted draft at an index of the text is 0 right, 1 wrong, 2 wrong where the sibling in a tree is right.
 SCHEDULE = np.array([0, 0, 0, 0, 0, 1, 0, 2, 0, 0, 1, 1, 0, 0, 0, 2, 0])
 
@@ -222,6 +277,8 @@ def test_the_text_is_the_targets(case):
     made = new_generator(drafter, sampling, width, batch, cache, tokens)
     with planted(drafter, sampling) if drafts else contextlib.nullcontext():
         answers = check(made, drafter, mode, sampling)
+    if drafts == "own" and mode in ("backbone", "draft") and width != "changing":
+        check_rounds(answers, predicted(drafter, sampling, width, tokens), made, drafter, mode, sampling)
     ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)
     assert {key[1] for key in ran} == ({4, 1} if case["batch"] == 4 else {case["batch"]})
     assert len({key[2] for key in ran}) > (case["cache"] < 64)
@@ -252,6 +309,17 @@ def test_no_stop_id_ends_an_answer_before_min_tokens_or_at_all_where_it_is_ignor
     assert [answer.token_ids for answer in answers] == texts
     ends = [text[-1] in stop_ids and not one.ignore_eos for text, one in zip(texts, requests, strict=True)]
     assert [answer.finish_reason == "stop" for answer in answers] == ends
+
+
+@pytest.mark.parametrize("drafter", ["domino unshifted", "dflash2", "xpress", "eagle3", "medusa"])
+def test_one_pass_predicts_the_rounds_of_every_width(drafter):
+    """The widths of the matrix are all and two."""
+    for width in (1, 3):
+        made = new_generator(drafter, "sampled", "all", 2, 64)
+        settings = made.settings.change(tree=None, num_drafts=width)
+        narrow = SmallGenerator(made.models, new_generator_of(made.models, settings, made.stop_ids.tolist()))
+        answers = narrow.generate(PROMPTS, "draft", requests_of("sampled"))
+        check_rounds(answers, predicted(drafter, "sampled", "all", 0), narrow, drafter, "draft", "sampled")
 
 
 def test_every_head_is_in_the_matrix():

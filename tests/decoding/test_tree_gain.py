@@ -31,7 +31,7 @@ def test_tau_of_the_chain_and_of_a_tree(temperature):
     def tau(mode, nodes=16):
         config.decode.tree.nodes = nodes
         generator = new_generator(models, decode_settings(config.decode, "domino"), target.stop_ids)
-        return tau_pooled(generator.generate(models, prompts, mode).answers)
+        return tau_pooled([one.accept_lengths for one in generator.generate(models, prompts, mode).answers])
 
     for name, least in LEAST[temperature].items():
         assert (tau("domino") if name == "chain" else tau("tree", name)) >= least, name

@@ -62,7 +62,7 @@ def get_config():
     config.data.max_length = 96
     config.train.update({{"steps": 4, "batch_size": 4, "num_anchors": 8, "log_every": 1}})
     config.checkpoint.every = 2
-    config.eval.update({{"every": 2, "num_prompts": 2, "batch_size": 2}})
+    config.eval.update({{"every": 2, "num_prompts": 2}})
     config.regenerate.update({{"batch_size": 8, "max_new_tokens": 8}})
     config.decode.update({{"max_new_tokens": 8, "head_candidates": 8}})
     return config
@@ -229,7 +229,7 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
     for workdir, steps in (("data/qwen3-8b", 4), ("bucket/qwen3-8b", 4), ("bucket/try", 2)):
         found = read_rows(world / workdir / "metrics.jsonl")
         assert [row["step"] for row in found if "loss" in row] == list(range(1, steps + 1))
-        assert all(row["eval_tau"] >= 1 and row["eval_identical"] == 1 for row in found if "eval_tau" in row)
+        assert all(row["eval_tau"] >= 1 for row in found if "eval_tau" in row)
     for folder in ("data/drafter", "data/drafter-tpu"):
         assert (world / folder / "model.safetensors").is_file()
     report = json.loads((world / "data" / "decoded" / "report.json").read_text())

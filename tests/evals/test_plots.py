@@ -14,7 +14,7 @@ TRAINED = [
     for step in range(1, 101)
 ]
 EVALUATED = [
-    {"step": step, "eval_tau": 2.0, "eval_tau_per_prompt": 2.1, "eval_tau_backbone": 1.8, "seconds": step}
+    {"step": step, "eval_tau": 2.0, "eval_tau_per_prompt": 2.1, "eval_tau_backbone": 1.8, "eval_tau_1": 1.5}
     for step in (50, 100)
 ]
 
@@ -25,9 +25,9 @@ def draw(workdir, rows):
     return plot_run(workdir)
 
 
-def test_a_whole_run_gets_two_pictures(tmp_path):
+def test_a_whole_run_gets_three_pictures(tmp_path):
     names = draw(tmp_path, TRAINED + EVALUATED)
-    assert names == ["losses.png", "tau.png"]
+    assert names == ["losses.png", "tau.png", "tau_by_width.png"]
     for name in names:
         height, width, _ = matplotlib.image.imread(tmp_path / "plots" / name).shape
         assert width >= 1000 and height >= 500
@@ -39,8 +39,8 @@ def test_a_whole_run_gets_two_pictures(tmp_path):
     [
         ([], []),
         (TRAINED, ["losses.png"]),
-        (EVALUATED, ["tau.png"]),
-        (TRAINED + EVALUATED[:1], ["losses.png", "tau.png"]),
+        (EVALUATED, ["tau.png", "tau_by_width.png"]),
+        (TRAINED + EVALUATED[:1], ["losses.png", "tau.png", "tau_by_width.png"]),
     ],
 )
 def test_a_picture_without_data_is_not_drawn(tmp_path, rows, names):

@@ -78,6 +78,17 @@ def test_the_peak_holds_parameters_and_moments():
     assert found()["peak_bytes_per_chip"] > sum(found()[part] for part in parts)
 
 
+def test_an_evaluation_needs_no_second_copy_of_the_weights():
+    """Beside the target and the training state only what a pass makes."""
+    config = flags("--config.eval.every=5", "--config.train.accumulate=2").config
+    figures = dry_run.examine(config, jax.devices()[:1], "cpu")
+    evaluation = json.loads(json.dumps(figures["evaluation"]))
+    resident = sum(figures[f"{part}_bytes_per_chip"] for part in ("target", "parameter", "optimizer"))
+    beside = evaluation["peak_bytes_per_chip"] - resident
+    assert evaluation["rows"] == 4 and evaluation["fits"] is None
+    assert 0 <= beside - evaluation["temporary_bytes_per_chip"] < 1_000  # counters of the state
+
+
 def test_a_public_size_and_the_chip_of_a_topology_are_known(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert dry_run.shapes_of("Qwen/Qwen3-8B").hidden_size == 4096

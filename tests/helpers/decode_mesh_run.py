@@ -13,17 +13,19 @@ import os
 import sys
 
 import jax
+import numpy as np
 
 from domino_jax import decode
+from domino_jax.decoding.answers import Answer, AnswerPasses
+from domino_jax.decoding.requests import Request
 from domino_jax.evals import measure
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import SamplingParams, TreeSettings
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models import sharding
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
-from domino_jax.training.evaluate import DecodedEvaluation
-from domino_jax.training.evaluation_layout import EvaluationLayout
+from domino_jax.training.evaluate import Evaluation
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)
@@ -77,31 +79,27 @@ def run(data: int, tensor: int, tied: bool = False) -> dict:
 
 
 def evaluate(data: int, fsdp: int, tensor: int, head: str) -> dict:
-    """Two evaluations of a training run: weights where the trainer has them, over fsdp and tensor.
-
-    Returns:
-        {"found" by the first, "again" by the second, "mesh" that it decoded on, "left": arrays that the second left on
-        the devices}
-    """
+    """An evaluation of a training run: weights where the trainer has them, over fsdp and tensor."""
     mesh = sharding.make_mesh(data, fsdp, tensor, devices=jax.devices()[: data * fsdp * tensor])
     models = random_models(head=head)
-    config = models.target.config
 
     def put(tree):
-        return jax.device_put(tree, sharding.param_shardings(mesh, tree, config.num_key_value_heads))
+        return jax.device_put(tree, sharding.param_shardings(mesh, tree, models.target.config.num_key_value_heads))
 
     with jax.set_mesh(mesh):
-        layout = EvaluationLayout(mesh, config, models.drafter)
         trained, drafter_params = put(models.target_params), put(models.drafter_params)
-        models = Models(models.target, trained, layout.drafter)
-        generator = make_generator(models, batch_size=4, sampling=SamplingParams(1.0))
-        evaluation = DecodedEvaluation(models, generator.generator, PROMPTS[:4], layout)
-        found = evaluation(drafter_params)
-        before = len(jax.live_arrays())
-        again = evaluation(drafter_params)
-        left = len(jax.live_arrays()) - before
-        assert evaluation.models.target_params is trained
-    return {"found": found, "again": again, "mesh": dict(layout.mesh.shape), "left": left}
+        return evaluated(models.replace(target_params=trained, drafter_params=drafter_params), mesh)
+
+
+def evaluated(models: Models, mesh=None) -> dict:
+    """The figures without the time, and the mean of log q, of texts that no target has given, with noise."""
+    sampled = {"seed": 3, "sampling": SamplingParams(1.0)}
+    pairs = enumerate(zip(PROMPTS[:6], random_prompts(6, 9, 30, vocab=4, seed=1), strict=True))
+    answers = [Answer(str(index), *pair, Request(index, **sampled)) for index, pair in pairs]
+    passes = AnswerPasses(answers, DraftSettings(), 2, mesh)
+    figures = Evaluation(models.replace(drafter_params=None), passes, 3)(models.drafter_params)
+    assert figures.pop("eval_seconds") > 0
+    return figures | {"log_q": float(np.mean([one.log_q.mean() for one in passes(models)]))}
 
 
 def command(*arguments: str) -> dict:

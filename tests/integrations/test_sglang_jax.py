@@ -47,7 +47,7 @@ def exported(request, tmp_path):
 @jax.jit
 def draft_here(models, z, anchors):
     base = models.unembed(z)
-    drafts = roll_out(models, anchors[:, None], z, pick_candidates(base, 0))
+    drafts = roll_out(models, anchors[:, None], z, pick_candidates(base, 0)).tokens
     return base, models.embed(jnp.arange(base.shape[-1])), drafts
 
 

@@ -13,7 +13,7 @@ from domino_jax.models.cache import append, append_ring, block_mask
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 
-def weights_picture(anchors, keep, block_size, length, window, causal=False):
+def weights_picture(anchors, keep, block_size, length, window, causal=False, sink=0):
     """Which keys training_attention reads, as 0/1 lines over [context; all block rows], one line per query.
 
     Values are one-hot, so the output is the row of softmax weights itself.
@@ -25,9 +25,8 @@ def weights_picture(anchors, keep, block_size, length, window, causal=False):
     @jax.jit
     def attended():
         context = (zeros[:, :, :length], onehot[:, :, :length])
-        attention = training_attention(
-            context, jnp.array([anchors]), jnp.array([keep]), block_size, window, causal=causal
-        )
+        readable = slots_read(block_size, window, causal)
+        attention = training_attention(context, jnp.array([anchors]), jnp.array([keep]), readable, (window, sink))
         return attention(zeros[:, :, length:], zeros[:, :, length:], onehot[:, :, length:])[0]
 
     out = np.asarray(attended())

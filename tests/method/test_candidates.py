@@ -51,7 +51,7 @@ def drafted(models, state, sampling, scale):
 
         def chain(base, count):
             settings = DraftSettings(draft_sharpness=scale, head_candidates=count)
-            return roll_out_head(models, state, z, base, sampling, settings)
+            return roll_out_head(models, state, z, base, sampling, settings).tokens
 
         masked = chain(jnp.where(base >= edge, base, -jnp.inf), 0)
         return *(chain(base, count) for count in (0, FEW, VOCAB + 1)), masked, base

@@ -35,8 +35,8 @@ def drafted(models, state, choice="greedy", drafts=None):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     choose = functools.partial(settle, sampling=sampling)
     known, passes = known_tokens(models, state), range(1, base.shape[1] + 2)
-    each = [draft_in_passes(models, known, z, candidates, count, choose) for count in passes]
-    return jnp.stack([choose(candidates), *each]), roll_out(models, known, z, candidates, choose)
+    each = [draft_in_passes(models, known, z, candidates, count, choose).tokens for count in passes]
+    return jnp.stack([choose(candidates).tokens, *each]), roll_out(models, known, z, candidates, choose).tokens
 
 
 @functools.lru_cache

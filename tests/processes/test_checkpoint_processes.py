@@ -39,7 +39,7 @@ try:
         for step in (first + 1, first + 2):
             value = np.full((16, 8), step, np.float32)
             state = {"w": jax.make_array_from_callback((16, 8), sharding, lambda index: value[index])}
-            checkpoints.mark_tau(step, 1 / step)
+            checkpoints.mark_tau(step, 1 / step, "these answers")
             checkpoints.save(step, state, {"item": step}, {})
         checkpoints.wait()
         print(json.dumps({"first": first, "steps": checkpoints.steps(), "best": best, "lines": len(lines)}), flush=True)

@@ -47,18 +47,20 @@ def write(*program, write=compiler._cache_write):
 compiler._cache_write = write
 runpy.run_module("domino_jax.train", run_name="__main__", alter_sys=True)
 """
-# The same with evaluations that take minutes: two seconds for every few rounds.
+# The same with evaluations that take two minutes and look for signals now and then.
 SLOW_EVALUATIONS = """
 import time
-from domino_jax.decoding.generate import Generator
+from domino_jax.training.evaluate import Evaluation
 
-whole = Generator.advance
+whole = Evaluation.__call__
 
-def advance(*args, **choices):
-    time.sleep(2)
-    return whole(*args, **choices)
+def wait(self, params, between, progress):
+    for _ in range(60):
+        time.sleep(2)
+        between()
+    return whole(self, params, between, progress)
 
-Generator.advance = advance
+Evaluation.__call__ = wait
 """
 # What a launcher or scheduler around pytest may have set.
 PLACE = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_NUM_CPU_DEVICES")
@@ -289,7 +291,9 @@ def test_after_sigterm_in_an_evaluation_the_next_start_evaluates_and_the_best_dr
     assert evaluations(workdir) == [20, 40, 60]
     # The end once more, with another drafter as the best by τ: two processes restore it from its checkpoint.
     (workdir / "finished.json").unlink()
-    (workdir / "checkpoints" / "tau.json").write_text('{"20": 3.5, "40": 1.5, "60": 2.5}')
+    marks = workdir / "checkpoints" / "tau.json"
+    taus = json.loads(marks.read_text())
+    marks.write_text(json.dumps({step: {**taus[step], "tau": 60 - int(step)} for step in taus}))
     found = complete(recipe, workdir)
     assert json.loads((workdir / "finished.json").read_text())["exported_step"] == 20
     command = [sys.executable, "-m", "domino_jax.export", f"--workdir={workdir}", f"--output={tmp_path / 'alone'}"]

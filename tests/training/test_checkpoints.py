@@ -21,6 +21,7 @@ def state_of(step):
     }
 
 
+ANSWERS = "these answers"  # that every τ here is measured with
 ABSTRACT = jax.eval_shape(lambda: state_of(0))
 
 
@@ -85,7 +86,7 @@ def test_retention_leaves_exactly_the_expected_steps(tmp_path, keep, taus, stay)
     with Checkpoints(tmp_path, keep=keep) as checkpoints:
         for step in range(1, 7):
             if step in taus:
-                checkpoints.mark_tau(step, taus[step])
+                checkpoints.mark_tau(step, taus[step], ANSWERS)
             checkpoints.save(step, state, {}, {})
         checkpoints.wait()
         assert checkpoints.steps() == stay
@@ -97,16 +98,29 @@ def test_the_best_is_known_and_kept_after_a_restart(tmp_path):
     state = {"w": jnp.zeros(2)}
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, state, {}, {})
-        checkpoints.mark_tau(1, 4.5)
+        checkpoints.mark_tau(1, 4.5, ANSWERS)
         checkpoints.save(2, state, {}, {})
-        checkpoints.mark_tau(2, 3.5)
+        checkpoints.mark_tau(2, 3.5, ANSWERS)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         assert checkpoints.best() == (1, 4.5)
-        checkpoints.mark_tau(3, 4.0)
+        checkpoints.mark_tau(3, 4.0, ANSWERS)
         checkpoints.save(3, state, {}, {})
         checkpoints.wait()
         assert checkpoints.best() == (1, 4.5)
         assert checkpoints.steps() == [1, 3]
+
+
+def test_a_tau_competes_only_with_those_that_were_measured_like_it(tmp_path):
+    state = {"w": jnp.zeros(2)}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step, tau, answers in ((1, 6.0, ANSWERS), (2, 3.0, "others"), (3, 2.0, "others")):
+            checkpoints.mark_tau(step, tau, answers)
+            checkpoints.save(step, state, {}, {})
+            assert checkpoints.best() == ((1, 6.0) if step == 1 else (2, 3.0))
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3]
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.best() == (2, 3.0)
 
 
 def test_an_old_step_goes_only_after_the_manifest_of_the_newer(tmp_path, monkeypatch):

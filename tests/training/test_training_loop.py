@@ -61,7 +61,7 @@ class Stream:
 
 
 def evaluation(tau=lambda step: 1.0 + step, during=None):
-    """Stands in for the decoding of held-out prompts: `during` happens before it calls `between`."""
+    """Stands in for the passes over held-out prompts: `during` happens before it calls `between`."""
 
     def evaluate(params, between, progress):
         if during:
@@ -69,6 +69,7 @@ def evaluation(tau=lambda step: 1.0 + step, during=None):
         between()
         return {"eval_tau": tau(evaluate.step)}
 
+    evaluate.measured_with = "these answers"
     return evaluate
 
 

@@ -28,8 +28,9 @@ def drafts_of_few(models, state, sampling, settings):
     z, base, _ = draft_base(models, state)
     base = jnp.where(jnp.isin(jnp.arange(VOCAB), TOKENS), base, -jnp.inf)
     if models.drafter.config.has_head:
-        return roll_out_head(models, state, z, base, sampling, settings)
-    return settle(slot_candidates(models, state, base, 0, sampling, settings), sampling, settings.draft_sharpness)
+        return roll_out_head(models, state, z, base, sampling, settings).tokens
+    candidates = slot_candidates(models, state, base, 0, sampling, settings)
+    return settle(candidates, sampling, settings.draft_sharpness).tokens
 
 
 @pytest.mark.parametrize("count", [0, 5], ids=["all", "candidates"])

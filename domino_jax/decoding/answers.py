@@ -1,0 +1,227 @@
+"""Answers of the target, and what a drafter would have had accepted of them, without decoding (method/exact.py).
+
+    passes = AnswerPasses(read_answers("ANSWERS.jsonl", codec), DraftSettings(), rows=4)
+    for judged in passes(models):
+        accept_lengths(judged.drafts, width)      # the rounds of a decoding with `width` drafts (acceptance.py)
+
+Answers are packed into rows of one length, so one program serves all of them and little of it is padding.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
+from domino_jax.data.order import pack
+from domino_jax.data.prompts import read_jsonl
+from domino_jax.decoding.requests import Request
+from domino_jax.method.exact import OF_ANCHORS, SAMPLING, accepted_drafts, behind_choice
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
+from domino_jax.models import sharding
+from domino_jax.models.slices import BLOCKS
+from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.json_files import read_json
+from domino_jax.runtime.remote import open_path
+
+# How far log p + g of a token may be below that of the target's choice for it still to be the choice: a near tie
+# (docs/method.md), in bfloat16 of logits between 16 and 32.
+NEAR_TIE = {"float32": 1e-4, "bfloat16": 0.25}
+LENGTHS = 64  # a row has a multiple of this many tokens
+LEAST_CHOSEN = 0.95  # share of the tokens of answers that are the target's choice, or they are another target's
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the target read and what it answered, as token ids.
+
+    request: with seed and sampling, of the answer's noise.  task: of its prompt, None without one.
+    """
+
+    id: str
+    prompt: Sequence[int]
+    token_ids: Sequence[int]
+    request: Request
+    task: str | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.token_ids)
+
+
+def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = None) -> list[Answer]:
+    """The first `limit` answers of a file with rows of a training, as `regenerate` writes them.
+
+    Of a row with several answers the last one counts. Sampling and seed are those that the file's .meta.json states,
+    and a row's place in the file keys its noise; without that file the answers are greedy.
+
+    Raises:
+        DataError: no rows, or one without an answer.
+    """
+    meta = open_path(f"{path}.meta.json")
+    made = read_json(meta) if meta.exists() else {}
+    sampling = SamplingParams(**{name: made[name] for name in SAMPLING if name in made})
+    answers: list[Answer] = []
+    for number, row in read_jsonl(path):
+        if limit is not None and len(answers) == limit:
+            break
+        where, request = f"{path}:{number}", Request(len(answers), made.get("seed", 0), None, sampling)
+        prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
+        if not ids:
+            raise DataError(f"{where}: the row has no answer; correct or remove it.")
+        answers.append(Answer(str(row.get("id", where)), prompt, ids, request, row.get("task")))
+    if not answers:
+        raise DataError(f"{path}: the file holds no answers.")
+    return answers
+
+
+def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
+    """(the tokens before it, the last stretch of supervised tokens); a row's first token is always a prompt's."""
+    edges = np.flatnonzero(np.diff(row.loss_mask[1:] > 0.5, prepend=False, append=False)) + 1
+    start, end = edges[-2:] if len(edges) else (0, 0)
+    return row.token_ids[:start].tolist(), row.token_ids[start:end].tolist()
+
+
+def check_answers(answers: Sequence[Answer], models: Models, source: str) -> None:
+    """DataError for tokens that the target does not know, or more of them than a model has positions.
+
+    source: of the answers, in the message.
+    """
+    vocab, modules = models.target.config.vocab_size, {"target": models.target, "drafter": models.drafter}
+    for answer in answers:
+        if (largest := max(*answer.prompt, *answer.token_ids)) >= vocab:
+            raise DataError(
+                f"{source}: row {answer.id} holds token id {largest}, but the target has {vocab} embedding rows; name"
+                " answers of this target."
+            )
+        for name, module in modules.items():
+            if answer.length > module.config.max_position_embeddings:
+                raise DataError(
+                    f"{source}: row {answer.id} has {answer.length} tokens, but the {name}'s max_position_embeddings is"
+                    f" {module.config.max_position_embeddings}; remove the row, or let answers be shorter."
+                )
+
+
+class Judged(NamedTuple):
+    """What rounds accept that start at the tokens of an answer of k tokens, all but the last.
+
+    drafts: int32 [k-1].  backbone: the same with the head left out; None for drafters without a backbone.
+    log_q: float32 [k-1, M], how likely the drafter finds each of its drafts (exact.Accepted).
+    """
+
+    drafts: np.ndarray
+    backbone: np.ndarray | None
+    log_q: np.ndarray
+
+
+class AnswerPasses:
+    """Judges the same answers with any number of drafters of one shape; compiles once.
+
+    Args:
+        settings: of a chain.
+        rows: of a pass, where as many are needed; on a mesh rounded up to a multiple of data × fsdp.
+        mesh: on which the models are, None for one device; all processes then make the same calls.
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[Answer],
+        settings: DraftSettings,
+        rows: int,
+        mesh: jax.sharding.Mesh | None = None,
+        slice_blocks: int = BLOCKS,
+    ):
+        self.answers, self.settings, self.mesh = answers, settings, mesh
+        self.kind = SamplingKind.of([answer.request.sampling for answer in answers])
+        lengths = np.array([answer.length for answer in answers])
+        self.length = -(-lengths.max() // LENGTHS) * LENGTHS
+        order, ends = pack(lengths, self.length)
+        packs = np.split(order, ends[:-1])
+        # Rows with about as many places together: slices in which no row has one are not computed.
+        self.packs = sorted(packs, key=lambda one: -sum(len(answers[index].token_ids) for index in one))
+        places = max(sum(len(answers[index].token_ids) for index in one) for one in packs)
+        self.places = -(-places // slice_blocks) * slice_blocks
+        parts = 1 if mesh is None else sharding.row_shards(mesh)
+        self.rows = -(-min(rows, len(packs)) // parts) * parts
+        everywhere = None if mesh is None else sharding.replicated(mesh)
+        choices = {"kind": self.kind, "slice_blocks": slice_blocks}
+        self.judge = jax.jit(functools.partial(accepted_drafts, settings=settings, **choices), out_shardings=everywhere)
+        self.check = jax.jit(functools.partial(behind_choice, **choices), out_shardings=everywhere)
+
+    def __call__(self, models: Models, between: Callable[[int], None] = lambda finished: None) -> list[Judged]:
+        """One Judged for each answer.
+
+        between: called after each pass with the answers that it judged; an exception from it ends the call.
+        """
+        judged: list = [None] * len(self.answers)
+        for packed, batch in self.batches():
+            drafts, backbone, log_q = jax.device_get(self.judge(models, batch))
+            for index, row, places in packed:
+                alone = None if backbone is None else backbone[row, places][:-1]
+                judged[index] = Judged(drafts[row, places][:-1], alone, log_q[row, places][:-1])
+            between(len(packed))
+        return judged
+
+    def chosen(self, models: Models) -> list[np.ndarray]:
+        """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
+        limit = NEAR_TIE[np.dtype(models.target.dtype).name]
+        chosen: list = [None] * len(self.answers)
+        for packed, batch in self.batches():
+            behind = jax.device_get(self.check(models.replace(drafter=None, drafter_params=None), batch))
+            for index, row, places in packed:
+                chosen[index] = behind[row, places] <= limit
+        return chosen
+
+    def refuse_strange(self, models: Models, source: str) -> None:
+        """DataError where many tokens are not what the target of `models` would choose.
+
+        source: of the answers, in the message.
+        """
+        chosen = self.chosen(models)
+        share = np.concatenate(chosen).mean()
+        if share < LEAST_CHOSEN:
+            first = next(index for index, one in enumerate(chosen) if not one.all())
+            raise DataError(
+                f"{source}: {share:.1%} of the answers' tokens are what this target would choose; the first other one"
+                f" is token {chosen[first].argmin()} of the answer in row {self.answers[first].id}.\n"
+                "Name answers of this target and template, and of sampled ones a file whose .meta.json states the seed."
+            )
+
+    def batches(self) -> Iterator[tuple[list[tuple[int, int, slice]], dict[str, Any]]]:
+        """(answer, row and places of each answer in it, the batch), on a mesh as arrays over it."""
+        for start in range(0, len(self.packs), self.rows):
+            packed, batch = self._batch(self.packs[start : start + self.rows])
+            if self.mesh is not None:
+                place = sharding.batch_sharding(self.mesh)
+                batch = {
+                    name: jax.make_array_from_callback(array.shape, place, array.__getitem__)
+                    for name, array in batch.items()
+                }
+            yield packed, batch
+
+    def _batch(self, packs: Sequence[Sequence[int]]) -> tuple[list, dict[str, np.ndarray]]:
+        text, places = (self.rows, self.length), (self.rows, self.places)
+        batch = {name: np.zeros(text, np.int32) for name in ("tokens", "positions", "documents")}
+        floats = ("temperature", "top_p", "min_p")
+        batch |= {name: np.zeros(places, np.float32 if name in floats else np.int32) for name in OF_ANCHORS}
+        packed = []
+        for row, indices in enumerate(packs):
+            start = first = 0
+            for number, index in enumerate(indices, start=1):
+                answer = self.answers[index]
+                end, anchor = start + answer.length, start + len(answer.prompt)
+                batch["tokens"][row, start:end] = [*answer.prompt, *answer.token_ids]
+                batch["positions"][row, start:end] = np.arange(answer.length)
+                batch["documents"][row, start:end] = number
+                here = slice(first, first + end - anchor)
+                request = (answer.request.seed, answer.request.noise, *dataclasses.astuple(answer.request.sampling))
+                for name, value in zip(OF_ANCHORS, (np.arange(anchor, end), end, *request), strict=True):
+                    batch[name][row, here] = value
+                packed.append((index, row, here))
+                start, first = end, here.stop
+        return packed, batch

@@ -1,0 +1,204 @@
+"""How many drafts a decoding would accept from every place of an answer that the target has given, by one pass.
+
+The target's choice after a prefix does not depend on the drafter (docs/method.md). So for a given answer the accepted
+drafts of a round that starts at a place are a fixed number, and the rounds of a decoding are a walk over these numbers
+(decoding/walk.py). Drafts are made by the functions of a round (propose.py, rollout.py), for many places at once.
+
+A batch has packed rows, as those of a training step, and the places of answers in them:
+
+    tokens, positions, documents  int32 [B, S]
+    anchors  int32 [B, A], places of answers' tokens, none at its document's start; those to judge come first
+    ends     int32 [B, A], the place after the last token of the anchor's answer; 0 where there is nothing to judge
+    seeds, noises, temperature, top_k, top_p, min_p  [B, A] of the anchor's request; not read where all are greedy
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method import blocks
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
+from domino_jax.method.rollout import GREEDY, Drafted, settle_scored
+from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
+from domino_jax.method.settings import DraftSettings, SamplingKind
+from domino_jax.method.step import Batch, target_pass
+from domino_jax.models.shapes import Features, Hidden
+from domino_jax.models.slices import BLOCKS, cut, joined
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING)
+
+
+class Accepted(NamedTuple):
+    """drafts: int32 [B, A], how many of a round's drafts the target accepts; 0 where there is nothing to judge.
+    backbone: the same with the head left out; None for drafters without a backbone.
+    log_q: float32 [B, A, M], how likely the drafter finds each of its drafts, given those before it.
+
+    With fewer drafts, w, a round accepts min(drafts, w): its drafts are the first ones of the longest round.
+    """
+
+    drafts: jax.Array
+    backbone: jax.Array | None
+    log_q: jax.Array
+
+
+class Places(NamedTuple):
+    """Of a DecodeState what a draft reads, for R rounds that begin at places of given texts; all arrays [R].
+
+    anchors, before: the tokens there and before.  lengths: the anchors' positions.  keys: of the requests' noise.
+    """
+
+    anchors: jax.Array
+    before: jax.Array
+    lengths: jax.Array
+    keys: jax.Array | None
+    sampling: Sampling
+
+
+def accepted_drafts(
+    models: Models, batch: Batch, settings: DraftSettings, kind: SamplingKind, slice_blocks: int = BLOCKS
+) -> Accepted:
+    """What rounds from every anchor accept, with all drafts of a round or settings.num_drafts where that is more.
+
+    Args:
+        settings: of a chain.  kind: of all requests.
+        slice_blocks: anchors of a row whose blocks and logits are in memory at once. Slices without anything to judge
+            are not computed.
+    """
+    config = models.drafter.config
+    settings = dataclasses.replace(settings, num_drafts=max(config.num_drafts, settings.num_drafts or 0))
+    layers = config.target_layer_ids
+    features, hidden = target_pass(models.target, models.target_params, batch, layers, with_hidden=not layers)
+    ahead = 1 + jnp.arange(settings.num_drafts)
+    if config.has_backbone:
+        draft = _block_drafts(models, features, batch, settings, kind)
+    else:
+        draft = _row_drafts(models, features, hidden, batch, settings, kind)
+
+    def judge(here: Batch) -> Accepted:
+        own, alone = draft(here)
+        places = here["anchors"][:, :, None] + ahead
+        inside, labels = places < here["ends"][:, :, None], blocks.gather_positions(batch["tokens"], places)
+
+        def accepted(drafted: Drafted) -> jax.Array:
+            right = (drafted.tokens.reshape(labels.shape) == labels) & inside
+            return jnp.cumprod(right.astype(jnp.int32), axis=-1).sum(axis=-1)
+
+        backbone = None if alone is None else accepted(alone)
+        return Accepted(accepted(own), backbone, own.log_q.reshape(labels.shape))
+
+    return _in_slices(judge, batch, slice_blocks)
+
+
+def behind_choice(models: Models, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
+    """float32 [B, A]: by how much log p + g of the token at each anchor is below that of the target's choice there.
+
+    0: it is the choice. Rounding explains less than a near tie (docs/method.md); more, and the answer is not this
+    target's for this request. The drafter is not read.
+    """
+    hidden = target_pass(models.target, models.target_params, batch, (), with_hidden=True)[1]
+    gathered = models.with_gathered_head()
+
+    def judge(here: Batch) -> jax.Array:
+        at = _places(batch, here, kind)
+        logits = gathered.unembed(_before(hidden, here)[:, None])
+        noise = None if kind.greedy else position_noise(at.keys, at.lengths[:, None], logits.shape[-1])
+        values = choice_values(logits, noise, at.sampling)[:, 0]
+        own = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
+        return (values.max(axis=-1) - own).reshape(here["anchors"].shape) * (here["ends"] > 0)
+
+    return _in_slices(judge, batch, slice_blocks)
+
+
+def _in_slices(function: Callable[[Batch], Any], batch: Batch, size: int) -> Any:
+    """function(arrays [B, n]) → arrays [B, n, ...], by `size` anchors at a time up to the last one to judge: arrays
+    [B, A, ...], zeros after that."""
+    count = batch["ends"].shape[1]
+    parts = {name: cut(batch[name], 1, min(size, count)) for name in OF_ANCHORS}
+    used = jnp.any(parts["ends"] > 0, axis=(1, 2)).sum()
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+    out = jax.tree.map(lambda x: jnp.zeros((len(parts["ends"]), *x.shape), x.dtype), shapes)
+
+    def step(index: jax.Array, out: Any) -> Any:
+        here = function(jax.tree.map(lambda x: x[index], parts))
+        return jax.tree.map(lambda all_, one: all_.at[index].set(one), out, here)
+
+    return jax.tree.map(lambda x: joined(x, 1, count), jax.lax.fori_loop(0, used, step, out))
+
+
+def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
+    """The rounds of a slice [B, n] as R = B · n places."""
+    anchors = here["anchors"]
+
+    def tokens(places: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(batch["tokens"], jnp.maximum(places, 0), axis=1).reshape(-1)
+
+    lengths = jnp.take_along_axis(batch["positions"], anchors, axis=1)
+    keys, sampling = None, GREEDY
+    if not kind.greedy:
+        flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING)}
+        keys = request_keys(flat["seeds"], flat["noises"])
+        sampling = RowSampling(*(flat[name] for name in SAMPLING), jnp.zeros_like(flat["top_k"]), kind=kind)
+    return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys, sampling)
+
+
+def _settled(models: Models, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
+    """The drafts of base logits [R, M, N] alone."""
+    candidates = slot_candidates(models, at, base, 0, at.sampling, settings)
+    return settle_scored(candidates, at.sampling, settings.draft_sharpness)
+
+
+def _block_drafts(
+    models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
+) -> Callable[[Batch], tuple[Drafted, Drafted | None]]:
+    """A slice of anchors → the drafts of its R blocks, and those of the backbone alone."""
+    config, drafter, positions = models.drafter.config, {"params": models.drafter_params}, batch["positions"]
+    context = models.drafter.apply(drafter, features, positions, method="context_of")
+    gathered, count = models.with_gathered_head(), settings.num_drafts
+
+    def draft(here: Batch) -> tuple[Drafted, Drafted | None]:
+        anchors, keep = here["anchors"], here["ends"] > 0
+        block = blocks.block_tokens(batch["tokens"], anchors, keep, config.block_size, config.mask_token_id)
+        z = models.drafter.apply(drafter, context, models.embed(block), anchors, keep, positions, method="block_hidden")
+        z = z[:, :, config.first_slot - config.lead :].reshape(-1, config.lead + config.num_drafts, z.shape[-1])
+        at = _places(batch, here, kind)
+        base = predicting_logits(gathered, z, count, config.has_head)
+        alone = _settled(models, at, base, settings)
+        if not config.has_head:
+            return alone, alone
+        return roll_out_head(models, at, z, base, at.sampling, settings, settle_scored), alone
+
+    return draft
+
+
+def _row_drafts(
+    models: Models, features: Features | None, hidden: Hidden, batch: Batch, settings: DraftSettings, kind: SamplingKind
+) -> Callable[[Batch], tuple[Drafted, None]]:
+    """`_block_drafts` for drafters that draft from the row before the anchor: heads on the target's last hidden state,
+    and EAGLE-3, whose passes read the text's tokens as in its training. Up to the first rejected draft those are its
+    drafts, and log_q of the drafts after it is given the text."""
+    gathered, config = models.with_gathered_head(), models.drafter.config
+    if not config.draws_paths:
+        read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
+        arguments = (features, read, settings.num_drafts, batch["positions"], batch["documents"])
+        hidden = models.drafter.apply({"params": models.drafter_params}, *arguments)
+
+    def draft(here: Batch) -> tuple[Drafted, None]:
+        state = _before(hidden, here)
+        if config.draws_paths:
+            base = predicting_logits(gathered, models.draft_hidden((state,)), settings.num_drafts, False)
+        else:
+            base = models.drafter.apply({"params": models.drafter_params}, state, method="logits")
+        return _settled(models, _places(batch, here, kind), base, settings), None
+
+    return draft
+
+
+def _before(rows: jax.Array, here: Batch) -> jax.Array:
+    """rows [B, S, ...] one place before each anchor of a slice, [R, ...]."""
+    places = jnp.maximum(here["anchors"] - 1, 0)
+    return jax.vmap(lambda rows, places: rows[places])(rows, places).reshape(-1, *rows.shape[2:])
