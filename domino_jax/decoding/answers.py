@@ -1,8 +1,8 @@
 """Answers of the target, and what a drafter would have had accepted of them, without decoding (method/exact.py).
 
     passes = AnswerPasses(read_answers("ANSWERS.jsonl", codec), DraftSettings(), rows=4)
-    for judged in passes(models):
-        accept_lengths(judged.drafts, width)      # the rounds of a decoding with `width` drafts (acceptance.py)
+    for accepted in passes(models):
+        accept_lengths(accepted.drafts, width)    # the rounds of a decoding with `width` drafts (acceptance.py)
 
 Answers are packed into rows of one length, so one program serves all of them and little of it is padding.
 """
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request
-from domino_jax.method.exact import OF_ANCHORS, SAMPLING, accepted_drafts, behind_choice
+from domino_jax.method.exact import OF_ANCHORS, SAMPLING, Accepted, accepted_drafts, behind_choice
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
@@ -107,18 +107,6 @@ def check_answers(answers: Sequence[Answer], models: Models, source: str) -> Non
                 )
 
 
-class Judged(NamedTuple):
-    """What rounds accept that start at the tokens of an answer of k tokens, all but the last.
-
-    drafts: int32 [k-1].  backbone: the same with the head left out; None for drafters without a backbone.
-    log_q: float32 [k-1, M], how likely the drafter finds each of its drafts (exact.Accepted).
-    """
-
-    drafts: np.ndarray
-    backbone: np.ndarray | None
-    log_q: np.ndarray
-
-
 class AnswerPasses:
     """Judges the same answers with any number of drafters of one shape; compiles once.
 
@@ -142,40 +130,28 @@ class AnswerPasses:
         self.length = -(-lengths.max() // LENGTHS) * LENGTHS
         order, ends = pack(lengths, self.length)
         packs = np.split(order, ends[:-1])
+        places = [sum(len(answers[index].token_ids) for index in one) for one in packs]
         # Rows with about as many places together: slices in which no row has one are not computed.
-        self.packs = sorted(packs, key=lambda one: -sum(len(answers[index].token_ids) for index in one))
-        places = max(sum(len(answers[index].token_ids) for index in one) for one in packs)
-        self.places = -(-places // slice_blocks) * slice_blocks
-        parts = 1 if mesh is None else sharding.row_shards(mesh)
+        self.packs = [packs[number] for number in np.argsort(places)[::-1]]
+        self.places = -(-max(places) // slice_blocks) * slice_blocks
+        parts, everywhere = (sharding.row_shards(mesh), sharding.replicated(mesh)) if mesh else (1, None)
         self.rows = -(-min(rows, len(packs)) // parts) * parts
-        everywhere = None if mesh is None else sharding.replicated(mesh)
         choices = {"kind": self.kind, "slice_blocks": slice_blocks}
         self.judge = jax.jit(functools.partial(accepted_drafts, settings=settings, **choices), out_shardings=everywhere)
         self.check = jax.jit(functools.partial(behind_choice, **choices), out_shardings=everywhere)
 
-    def __call__(self, models: Models, between: Callable[[int], None] = lambda finished: None) -> list[Judged]:
-        """One Judged for each answer.
+    def __call__(self, models: Models, between: Callable[[int], None] = lambda _: None) -> list[Accepted]:
+        """For each answer of k tokens what rounds accept that start at all of them but the last, arrays [k-1, ...].
 
         between: called after each pass with the answers that it judged; an exception from it ends the call.
         """
-        judged: list = [None] * len(self.answers)
-        for packed, batch in self.batches():
-            drafts, backbone, log_q = jax.device_get(self.judge(models, batch))
-            for index, row, places in packed:
-                alone = None if backbone is None else backbone[row, places][:-1]
-                judged[index] = Judged(drafts[row, places][:-1], alone, log_q[row, places][:-1])
-            between(len(packed))
-        return judged
+        judged = self._by_answer(self.judge, models, between)
+        return [jax.tree.map(lambda x: x[:-1], one) for one in judged]
 
     def chosen(self, models: Models) -> list[np.ndarray]:
         """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
-        limit = NEAR_TIE[np.dtype(models.target.dtype).name]
-        chosen: list = [None] * len(self.answers)
-        for packed, batch in self.batches():
-            behind = jax.device_get(self.check(models.replace(drafter=None, drafter_params=None), batch))
-            for index, row, places in packed:
-                chosen[index] = behind[row, places] <= limit
-        return chosen
+        limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Models(models.target, models.target_params)
+        return [behind <= limit for behind in self._by_answer(self.check, target)]
 
     def refuse_strange(self, models: Models, source: str) -> None:
         """DataError where many tokens are not what the target of `models` would choose.
@@ -191,6 +167,15 @@ class AnswerPasses:
                 f" is token {chosen[first].argmin()} of the answer in row {self.answers[first].id}.\n"
                 "Name answers of this target and template, and of sampled ones a file whose .meta.json states the seed."
             )
+
+    def _by_answer(self, function: Callable, models: Models, between: Callable[[int], None] = lambda _: None) -> list:
+        found: list = [None] * len(self.answers)
+        for packed, batch in self.batches():
+            out = jax.device_get(function(models, batch))
+            for index, *where in packed:
+                found[index] = jax.tree.map(lambda x, where=tuple(where): x[where], out)
+            between(len(packed))
+        return found
 
     def batches(self) -> Iterator[tuple[list[tuple[int, int, slice]], dict[str, Any]]]:
         """(answer, row and places of each answer in it, the batch), on a mesh as arrays over it."""
