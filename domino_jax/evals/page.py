@@ -1,4 +1,4 @@
-"""report.html: one self-contained page of a run, with its tables and plots, from the template page.html."""
+"""Self-contained pages with tables and plots, from the template page.html: report.html of a run and others."""
 
 import base64
 import unicodedata
@@ -14,22 +14,33 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def render_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    """The HTML text of a report; everything that comes out of a file or a model is escaped.
+    """The page of a decoding's report.
 
     Args:
         pictures: PNG by file name.
     """
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    environment = jinja2.Environment(autoescape=True, finalize=printable)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return page_of(
+        heading="Decoding report" + (" (simulated)" if report["simulated"] else ""),
         facts={**tables.origins(report), "versions": versions},
         title=tables.title(report),
-        simulated=report["simulated"],
         rows=tables.rows_of(report),
         notes=tables.notes_of(report),
         sections=tables.sections(report),
-        pictures={name: base64.b64encode(data).decode() for name, data in pictures.items()},
+        pictures=pictures,
     )
+
+
+def page_of(*, pictures: Mapping[str, bytes], **parts: Any) -> str:
+    """The HTML text of a page; everything that comes out of a file or a model is escaped.
+
+    Args:
+        parts: of the template: heading, title, facts by name, rows of the first table, notes, and sections, each of a
+            heading, a sentence and the rows of a table.
+    """
+    environment = jinja2.Environment(autoescape=True, finalize=printable)
+    encoded = {name: base64.b64encode(data).decode() for name, data in pictures.items()}
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(**parts, pictures=encoded)
 
 
 def printable(value: Any) -> Any:

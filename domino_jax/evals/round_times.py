@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding.generate import Clock, Generator
-from domino_jax.decoding.settings import BACKBONE, DOMINO, DRAFT
+from domino_jax.decoding.generate import Clock, Generator, new_generator
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState, emit, record_round
 from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.propose import draft_base, draft_positions, propose, roll_out_head
@@ -43,6 +43,18 @@ def round_split(
     seconds = turn_seconds(round_stopwatches(models, generator, state, modes), repeats)
     with_head = _with_head(generator, modes)
     return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
+
+
+def round_seconds(
+    models: Models, settings: DecodeSettings, prompts: Sequence[Sequence[int]], widths: Sequence[int], repeats: int = 7
+) -> dict[int, float]:
+    """Median seconds of a plain step, under 0, and of rounds with these numbers of drafts, after these prompts."""
+    timed = {}
+    for drafts in (0, *widths):
+        generator = new_generator(models, settings.change(num_drafts=drafts or None))
+        live = endless(generator.start(models, prompts, list(range(len(prompts)))))
+        timed[drafts] = round_stopwatch(models, generator, live, DRAFT if drafts else BASELINE)
+    return turn_seconds(timed, repeats)
 
 
 def round_stopwatches(

@@ -34,6 +34,9 @@ HELP = {
     "workdir": "folder of one training run",
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
+    "answers": "answers of the target: a file of regenerate, or a folder of decode",
+    "drafters": "folders of drafters, joined by commas (default: drafter.path)",
+    "round_seconds": 'JSON file {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or measure',
     "output": "file or folder to write",
     "format": "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
     "host": "address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)",
@@ -51,7 +54,10 @@ NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own
 LONGEST_LINE = 1_000  # characters of an error message
 # Arguments of add_argument for flags that are no text.
 KINDS = {
-    "allow_config_change": {"type": lambda text: tuple(part.strip() for part in text.split(","))},
+    **{
+        name: {"type": lambda text: tuple(map(str.strip, text.split(",")))}
+        for name in ("allow_config_change", "drafters")
+    },
     "port": {"type": int},
     **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
     "distributed": {"choices": ("auto", "off")},
@@ -73,6 +79,9 @@ class Flags:
     prompt: str | None = None
     output: str | None = None
     format: str = "serving"
+    answers: str | None = None
+    drafters: tuple[str, ...] = ()
+    round_seconds: str | None = None
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"
     host: str | None = None

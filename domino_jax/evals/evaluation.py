@@ -1,0 +1,212 @@
+"""The report of drafters that are judged on the same answers: evaluation.json, evaluation.html and one table."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.console
+
+from domino_jax.decoding.answers import Answer, Judged
+from domino_jax.evals.judged import judged_figures, pairs, speedups
+from domino_jax.evals.page import page_of
+from domino_jax.evals.plots import COLOURS, OTHER, new_figure, save, tidy
+from domino_jax.evals.report import PLOTS, device, print_table, versions
+from domino_jax.evals.tables import NOTHING, fmt
+from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import write_json
+
+EVALUATION, PAGE = "evaluation.json", "evaluation.html"
+FORMAT = 1  # of evaluation.json
+LINES = (*COLOURS.values(), OTHER, "#CC79A7", "#D55E00")
+PAIRED = "τ of the first drafter minus τ of the second, with 95 % intervals by the bootstrap over answers."
+POSITIONS = "Share of rounds that kept the draft, with all drafts of a round."
+CALIBRATED = "Mean probability that a drafter gives to its drafts so far / share that was accepted."
+SPEEDUPS = "τ × seconds of a plain step ÷ seconds of a round."
+
+
+def build_evaluation(
+    answers: Sequence[Answer],
+    judged: Mapping[str, Sequence[Judged]],
+    drafters: Mapping[str, Mapping[str, Any]],
+    origin: Mapping[str, Any],
+    round_seconds: Mapping[str, Mapping[str, float]],
+) -> dict[str, Any]:
+    """The content of evaluation.json.
+
+    Args:
+        judged, drafters: by path, what each has accepted, and its head and block_size.
+        origin: "target", "dtype" and "answers", where everything comes from.
+        round_seconds: by path, seconds of a round by its drafts, of a plain step under "0"; {} where none are known.
+    """
+    figures = {}
+    for path, one in judged.items():
+        figures[path] = {**drafters[path], **judged_figures(answers, one), "speedup": None}
+        if path in round_seconds:
+            figures[path]["round_seconds"] = dict(round_seconds[path])
+            figures[path]["speedup"] = speedups(figures[path]["tau"], round_seconds[path])
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    return {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **origin,
+        "answers": {**origin["answers"], "count": len(answers), "tokens": tokens},
+        "versions": versions(),
+        "device": device(),
+        "drafters": figures,
+        "pairs": pairs(judged),
+    }
+
+
+def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
+    """Writes plots/, evaluation.html and, last, evaluation.json, each whole or not at all."""
+    answers = evaluation["answers"]
+    names = save(folder / PLOTS, _pictures(evaluation))
+    pictures = {name: (folder / PLOTS / name).read_bytes() for name in names}
+    facts = {name: evaluation[name] for name in ("target", "device", "dtype", "date")}
+    versions_text = ", ".join(f"{name} {version}" for name, version in evaluation["versions"].items())
+    page = page_of(
+        heading="Evaluation of drafters",
+        title=headline(evaluation),
+        facts={**facts, "answers": answers["source"], "versions": versions_text},
+        rows=tau_rows(evaluation),
+        notes=[_note(evaluation)],
+        sections=sections(evaluation),
+        pictures=pictures,
+    )
+    write_whole(folder / PAGE, page)
+    write_json(folder / EVALUATION, evaluation)
+
+
+def console_evaluation(evaluation: Mapping[str, Any]) -> None:
+    """Prints the tables."""
+    console = rich.console.Console()
+    console.print(headline(evaluation), highlight=False, markup=False, soft_wrap=True)
+    print_table(tau_rows(evaluation), console)
+    console.print(_note(evaluation), highlight=False, markup=False, soft_wrap=True)
+    for heading, note, rows in sections(evaluation):
+        if len(rows) > 1:
+            console.print(f"{heading}. {note}", highlight=False, markup=False, soft_wrap=True)
+            print_table(rows, console)
+
+
+def headline(evaluation: Mapping[str, Any]) -> str:
+    answers = evaluation["answers"]
+    sampling = f"temperature {answers['temperature']:g}" if answers["temperature"] else "greedy"
+    return f"{answers['count']} answers, {answers['tokens']:,} tokens, {sampling}, {evaluation['dtype']}"
+
+
+def _note(evaluation: Mapping[str, Any]) -> str:
+    share = evaluation["answers"]["chosen"]
+    return (
+        "τ is what decoding these answers would give; nothing was decoded. In brackets: 95 % intervals by the bootstrap"
+        f" over answers. {share:.2%} of the answers' tokens are the target's choice in this pass."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+
+
+def tau_rows(evaluation: Mapping[str, Any]) -> list[list[str]]:
+    """Cells, heading first: a row for each drafter, a column for each number of drafts."""
+    widths = _all_widths(evaluation)
+    rows = [["τ by drafts of a round", *widths, "backbone alone"]]
+    for name, figures in evaluation["drafters"].items():
+        cells = []
+        for width in widths:
+            bounds = figures["intervals"].get(width)
+            spread = f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else ""
+            cells.append(fmt(figures["tau"].get(width), ".3f") + spread)
+        rows.append([name, *cells, fmt(figures["tau_backbone"], ".3f")])
+    return rows
+
+
+def _all_widths(evaluation: Mapping[str, Any]) -> list[str]:
+    return sorted({width for figures in evaluation["drafters"].values() for width in figures["tau"]}, key=int)
+
+
+def sections(evaluation: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]]:
+    """(heading, a sentence, cells) of the tables after the first one."""
+    drafters = evaluation["drafters"]
+    parts = [("Acceptance by draft position", POSITIONS, position_rows(drafters))]
+    if evaluation["pairs"]:
+        parts.insert(0, ("Differences", PAIRED, pair_rows(evaluation["pairs"])))
+    if any(figures["tasks"] for figures in drafters.values()):
+        parts.append(("By task", "τ with all drafts of a round.", task_rows(drafters)))
+    if any(figures["speedup"] for figures in drafters.values()):
+        parts.append(("Speed-up over plain decoding by drafts of a round", SPEEDUPS, speedup_rows(evaluation)))
+    return [*parts, ("Calibration", CALIBRATED, calibration_rows(drafters))]
+
+
+def pair_rows(table: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    widths = sorted({width for pair in table for width in pair["tau"]}, key=int)
+    rows = [["drafters", *widths]]
+    for pair in table:
+        cells = []
+        for width in widths:
+            value = pair["tau"].get(width)
+            bounds = value["interval"] if value else None
+            spread = f" ({bounds[0]:+.2f} to {bounds[1]:+.2f})" if bounds else ""
+            cells.append(fmt(value and value["difference"], "+.3f") + spread)
+        rows.append([" − ".join(pair["drafters"]), *cells])
+    return rows
+
+
+def position_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    most = max(len(figures["accept_by_position"]) for figures in drafters.values())
+    rows = [["position", *(str(place + 1) for place in range(most))]]
+    for name, figures in drafters.items():
+        shares = [f"{share:.2f}" for share in figures["accept_by_position"]]
+        rows.append([name, *shares, *[NOTHING] * (most - len(shares))])
+    return rows
+
+
+def task_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    rows = [["task", "answers", *drafters]]
+    for task, first in next(iter(drafters.values()))["tasks"].items():
+        taus = [list(figures["tasks"][task]["tau"].values())[-1] for figures in drafters.values()]
+        rows.append([task, str(first["answers"]), *(f"{value:.3f}" for value in taus)])
+    return rows
+
+
+def speedup_rows(evaluation: Mapping[str, Any]) -> list[list[str]]:
+    widths = _all_widths(evaluation)
+    rows = [["drafts of a round", *widths]]
+    for name, figures in evaluation["drafters"].items():
+        speedup = figures["speedup"] or {}
+        rows.append([name, *(fmt(speedup.get(width), ".2f", " ×") for width in widths)])
+    return rows
+
+
+def calibration_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    rows = [["probability", *drafters]]
+    tables = {name: {_bin(one): one for one in figures["calibration"]} for name, figures in drafters.items()}
+    for label in sorted({label for table in tables.values() for label in table}):
+        bins = [table.get(label) for table in tables.values()]
+        rows.append([label, *(f"{one['predicted']:.2f} / {one['accepted']:.2f}" if one else NOTHING for one in bins)])
+    return rows
+
+
+def _bin(one: Mapping[str, float]) -> str:
+    low = min(int(10 * one["predicted"]), 9) / 10
+    return f"{low:.1f} to {low + 0.1:.1f}"
+
+
+# ----------------------------------------------------------------------------------------------------- pictures
+
+
+def _pictures(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """τ by the drafts of a round, and the calibration, of every drafter."""
+    taus, trust = new_figure(), new_figure()
+    by_width, by_probability = taus.add_subplot(), trust.add_subplot()
+    by_probability.plot([0, 1], [0, 1], color="#999999", linewidth=1)
+    for index, (name, figures) in enumerate(evaluation["drafters"].items()):
+        look = {"color": LINES[index % len(LINES)], "marker": ".", "label": name}
+        by_width.plot([int(width) for width in figures["tau"]], list(figures["tau"].values()), **look)
+        points = [(one["predicted"], one["accepted"]) for one in figures["calibration"]]
+        by_probability.plot(*zip(*points, strict=True), **look)
+    by_width.set(title="τ by the drafts of a round", xlabel="drafts of a round", ylabel="tokens per round")
+    by_probability.set(title="Calibration", xlabel="probability of the drafts so far", ylabel="share accepted")
+    tidy(by_width)
+    tidy(by_probability)
+    return {"tau.png": taus, "calibration.png": trust}

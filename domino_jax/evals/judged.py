@@ -1,0 +1,141 @@
+"""Drafters compared on the same answers, from what each would have had accepted at every token (decoding/answers.py).
+
+τ at w drafts is the tokens of all answers but their first ones, divided by the rounds of a walk with w drafts.
+Intervals are by the bootstrap over answers. Differences are paired: each resample takes the same answers for both
+drafters.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates
+from domino_jax.decoding.answers import Answer, Judged
+
+LEVEL, RESAMPLES = 0.95, 2000
+WIDTHS = (1, 2, 4, 8, 16)  # drafts of a round
+BINS = 10  # of the probabilities in a calibration
+
+
+def widths_of(most: int) -> tuple[int, ...]:
+    """The numbers of drafts with figures, for a drafter of `most` drafts a round: those of WIDTHS below, and all."""
+    return (*(width for width in WIDTHS if width < most), most)
+
+
+def judged_figures(answers: Sequence[Answer], judged: Sequence[Judged]) -> dict[str, Any]:
+    """The figures of one drafter; JSON values only.
+
+    Returns:
+        {"tau": by drafts of a round, "intervals": the same, "tau_backbone" (None without a backbone and a head),
+        "rounds": with all drafts, "accept_by_position": share of these rounds that keep the draft,
+        "calibration": of `calibration`, "tasks": {task: {"answers", "tau"}}}
+    """
+    most = judged[0].log_q.shape[1]
+    drafts = [one.drafts for one in judged]
+    rounds = {width: count_rounds(drafts, width) for width in widths_of(most)}
+    emitted = np.array([len(one) for one in drafts])
+    lengths = Counter(length for one in drafts for length in accept_lengths(one, most))
+    backbone = None
+    if judged[0].backbone is not None:
+        backbone = tau(emitted, count_rounds([one.backbone for one in judged], most))
+    return {
+        "tau": {str(width): tau(emitted, counts) for width, counts in rounds.items()},
+        "intervals": {str(width): interval(tau, emitted, counts) for width, counts in rounds.items()},
+        "tau_backbone": backbone,
+        "rounds": int(rounds[most].sum()),
+        "accept_by_position": accept_rates(accept_histogram(lengths, most + 1))[0],
+        "calibration": calibration(judged),
+        "tasks": _by_task(answers, emitted, rounds),
+    }
+
+
+def _by_task(answers: Sequence[Answer], emitted: np.ndarray, rounds: Mapping[int, np.ndarray]) -> dict[str, Any]:
+    tasks = np.array([answer.task or "" for answer in answers])
+    figures = {}
+    for task in filter(None, dict.fromkeys(tasks.tolist())):
+        here = tasks == task
+        taus = {str(width): tau(emitted[here], counts[here]) for width, counts in rounds.items()}
+        figures[task] = {"answers": int(here.sum()), "tau": taus}
+    return figures
+
+
+def count_rounds(drafts: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """int64 [N], the rounds of each answer with `width` drafts; drafts: accepted at each of its tokens but the last."""
+    return np.array([len(accept_lengths(one, width)) for one in drafts])
+
+
+def tau(emitted: np.ndarray, rounds: np.ndarray, axis: int = -1) -> Any:
+    """Tokens that a round emits, over all answers along `axis`; 0 without rounds."""
+    value = emitted.sum(axis=axis) / np.maximum(rounds.sum(axis=axis), 1)
+    return value if np.ndim(value) else float(value)
+
+
+def pairs(judged: Mapping[str, Sequence[Judged]]) -> list[dict[str, Any]]:
+    """For each two drafters, by the drafts of a round that both have: τ of the first minus τ of the second.
+
+    Returns:
+        [{"drafters": (first, second), "tau": {drafts: {"difference", "interval"}}}]; an interval without 0 says that
+        other answers of this kind would hardly turn the difference round.
+    """
+    table = []
+    for first, second in itertools.combinations(judged, 2):
+        drafts = [[one.drafts for one in judged[name]] for name in (first, second)]
+        emitted = np.array([len(one) for one in drafts[0]])
+        shared = [set(widths_of(judged[name][0].log_q.shape[1])) for name in (first, second)]
+        by_width = {}
+        for width in sorted(shared[0] & shared[1]):
+            rounds = [count_rounds(one, width) for one in drafts]
+            difference = tau(emitted, rounds[0]) - tau(emitted, rounds[1])
+            by_width[str(width)] = {"difference": difference, "interval": interval(_difference, emitted, *rounds)}
+        table.append({"drafters": [first, second], "tau": by_width})
+    return table
+
+
+def _difference(emitted: np.ndarray, first: np.ndarray, second: np.ndarray, axis: int) -> Any:
+    return tau(emitted, first, axis) - tau(emitted, second, axis)
+
+
+def interval(statistic: Any, *columns: np.ndarray) -> list[float] | None:
+    """The [low, high] of a statistic of columns [N] whose rows are resampled together; None for fewer than two rows."""
+    if len(columns[0]) < 2:
+        return None
+    options = {"n_resamples": RESAMPLES, "confidence_level": LEVEL, "method": "percentile", "batch": 100, "rng": 0}
+    bounds = scipy.stats.bootstrap(columns, statistic, paired=True, vectorized=True, **options).confidence_interval
+    return [float(bounds.low), float(bounds.high)]
+
+
+def calibration(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """How far a drafter's probabilities can be trusted: drafts in bins of the probability that it gives to all drafts
+    of their round up to them, the mean of these beside the share that was accepted.
+
+    Every token of an answer begins a round here. Drafts after the end of an answer do not count.
+
+    Returns:
+        [{"predicted", "accepted", "drafts"}] of the bins with drafts, by rising probability.
+    """
+    predicted, accepted = [], []
+    for one in judged:
+        count, most = one.log_q.shape
+        inside = np.arange(count)[:, None] + np.arange(most) < count
+        predicted.append(np.exp(np.cumsum(one.log_q, axis=1, dtype=np.float64))[inside])
+        accepted.append((one.drafts[:, None] > np.arange(most))[inside])
+    probabilities, right = np.concatenate(predicted), np.concatenate(accepted)
+    bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+    table = []
+    for index in np.unique(bins):
+        here = bins == index
+        means = {"predicted": float(probabilities[here].mean()), "accepted": float(right[here].mean())}
+        table.append({**means, "drafts": int(here.sum())})
+    return table
+
+
+def speedups(taus: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """By drafts of a round, the speed-up over plain decoding: τ times the seconds of a plain step by those of a round.
+
+    seconds: by drafts, "0" is the plain step; widths that it does not list have no speed-up.
+    """
+    return {width: value * seconds["0"] / seconds[width] for width, value in taus.items() if width in seconds}

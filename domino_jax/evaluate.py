@@ -1,0 +1,210 @@
+"""Compare drafters on answers of the target, without decoding: τ for every number of drafts from one pass.
+
+    python -m domino_jax.evaluate --config=configs/tiny.py --output=/tmp/evaluated
+    python -m domino_jax.evaluate --config=configs/qwen3_8b.py --answers=ROWS.jsonl --drafters=DIR_A,DIR_B --output=DIR
+
+The target's choice after a prefix does not depend on the drafter, so for a given answer the rounds of a decoding follow
+from what a drafter would have had accepted at each token (docs/method.md). --answers is a file that
+domino_jax.regenerate wrote, or the output folder of domino_jax.decode. Without it the target answers the prompts of
+eval.prompts first, with the sampling of config.decode, into OUTPUT/answers.jsonl, where a later call finds them.
+
+OUTPUT has evaluation.json, evaluation.html and plots/; another call replaces them. --round_seconds names a JSON file
+{"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or is "measure" to time rounds here; the table then
+has the speed-up of each number of drafts.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from etils import epath
+
+from domino_jax import regenerate
+from domino_jax.data.chat import TextCodec
+from domino_jax.data.prompts import read_jsonl
+from domino_jax.decoding.answers import Answer, AnswerPasses, Judged, check_answers, read_answers
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import DRAFT, DecodeSettings
+from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
+from domino_jax.evals.judged import widths_of
+from domino_jax.evals.models import Loader, decode_mesh, named_drafter
+from domino_jax.evals.prompts import prepare_prompts
+from domino_jax.evals.report import read_report, refuse_file
+from domino_jax.evals.round_times import round_seconds
+from domino_jax.evals.run_files import GENERATIONS
+from domino_jax.evals.run_info import PromptSource
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import SamplingParams
+from domino_jax.recipe import cli, rules
+from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows, read_rows
+from domino_jax.recipe.values import decode_settings
+from domino_jax.runtime import distributed
+from domino_jax.runtime.distributed import say
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.json_files import read_json
+from domino_jax.weights.loading import LoadedTarget, keep_compiled
+
+ANSWERS = "answers.jsonl"
+MEASURE = "measure"
+
+
+def main(flags: cli.Flags) -> None:
+    # 1. The recipe, and what is compared.
+    config = flags.config
+    rules.check(config, "evaluate")
+    paths = flags.drafters or (named_drafter(config.drafter.path, (DRAFT,)),)
+    if len(set(paths)) < len(paths):
+        raise DominoError(f"--drafters={','.join(paths)} names a folder twice; name each drafter once.")
+    if is_remote(flags.output):
+        raise DominoError(f"--output={flags.output} is in a bucket; name a local folder, and copy it afterwards.")
+    refuse_file(epath.Path(flags.output).expanduser())
+    output = Path(flags.output).expanduser()
+    given_seconds = read_seconds(flags.round_seconds)
+    keep_compiled()
+
+    # 2. The devices.
+    shape = config.decode.mesh
+    if (shape.data, shape.tensor) != (1, 1):
+        distributed.initialize(flags.distributed, preemptible=False)
+    mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
+
+    # 3. The answers, made by the target where none are given.
+    settings = decode_settings(config.decode, config.drafter.head, config.data.train)
+    settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None)
+    source = flags.answers or str(make_answers(config, settings, output / ANSWERS))
+
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        # 4. Target and answers.
+        loader = Loader(config.target.path, settings, mesh, functools.partial(drafter_config_of, config), flags.head)
+        loaded = loader.target()
+        limit = config.decode.num_prompts or None
+        answers = read_any_answers(source, config, loaded, limit)
+        answers_pass = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh)
+        chosen = answers_pass.refuse_strange(Models(loaded.model, loaded.params), source)
+
+        # 5. Each drafter: its weights, its pass, its rounds.
+        judged, drafters, seconds = {}, {}, {}
+        for path in paths:
+            models = loader.models(loaded, path, (DRAFT,))
+            judged[path], drafters[path] = judge(models, settings, answers, mesh, source), drafter_facts(models)
+            if given_seconds:
+                seconds[path] = given_seconds
+            elif flags.round_seconds:
+                seconds[path] = measure_rounds(models, settings, answers)
+            say(f"{path}: judged")
+
+    # 6. The report.
+    sampling = answers[0].request.sampling
+    origin = {"target": config.target.path, "dtype": settings.dtype}
+    origin["answers"] = {"source": source, "chosen": chosen, "temperature": sampling.temperature}
+    evaluation = build_evaluation(answers, judged, drafters, origin, seconds)
+    if distributed.is_primary():
+        output.mkdir(parents=True, exist_ok=True)
+        write_evaluation(output, evaluation)
+        console_evaluation(evaluation)
+    say(f"written to {output}")
+
+
+def read_seconds(path: str | None) -> dict[str, float]:
+    """The table of --round_seconds; {} where there is none or it is measured."""
+    if path in (None, MEASURE):
+        return {}
+    table = read_json(epath.Path(path).expanduser())
+    positive = all(type(value) in (int, float) and value > 0 for value in table.values())
+    if "0" not in table or not positive or not all(key.isdecimal() for key in table):
+        raise DataError(
+            f'{path}: expected {{"0": seconds of a plain step, "4": of a round with 4 drafts, …}}, all of them above 0;'
+            f" write such a table, or give --round_seconds={MEASURE}."
+        )
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------- answers
+
+
+def make_answers(config, settings: DecodeSettings, output: Path) -> Path:
+    """Lets the target answer the prompts of the recipe, sampled as config.decode says, and returns the file."""
+    if not config.eval.prompts:
+        raise DominoError(
+            "there are no answers: give --answers=ROWS.jsonl of domino_jax.regenerate, or prompts for the target to"
+            " answer with --config.eval.prompts=PROMPTS.jsonl."
+        )
+    rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, config.data.skip_bad_rows)
+    regenerate.answer_rows(config, rows, output, settings.change(batch_size=config.regenerate.batch_size))
+    return output
+
+
+def read_any_answers(source: str, config, loaded: LoadedTarget, limit: int | None) -> list[Answer]:
+    """The first `limit` answers of a file of `regenerate`, or of an output folder of `decode`."""
+    codec = TextCodec(loaded.tokenizer, config.decode.thinking)
+    if not os.path.isdir(os.path.expanduser(source)):
+        return read_answers(source, codec, limit)
+    return read_decoding(Path(source).expanduser(), config, loaded)[:limit]
+
+
+def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
+    """The first turns' answers of a finished decoding, in any of its modes: they are the target's own.
+
+    Raises:
+        DataError: the folder holds none, or its prompts are no longer there.
+    """
+    report = read_report(folder)
+    if report is None:
+        raise DataError(f"{folder} holds no finished decoding; name a folder of `decode`, or a file of `regenerate`.")
+    if report["simulated"]:
+        raise DataError(f"{folder} holds a simulated decoding, whose text is no answer; decode without simulate_tau.")
+    settings, prompts = report["settings"], report["prompts"]
+    source = PromptSource(prompts["source"], prompts["text"], prompts["limit"], tuple(prompts["tasks"]))
+    codec = TextCodec(loaded.tokenizer, settings["thinking"])
+    wanted = {one.answer_id: one for one in prepare_prompts(read_rows(source, config, loaded), codec)}
+    sampling = SamplingParams(**{name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p")})
+    answers: dict[str, Answer] = {}
+    for row in (row for _, row in read_jsonl(folder / GENERATIONS)):
+        name = row["id"]
+        if name in wanted and name not in answers:
+            prompt = wanted[name]
+            request = prompt.request if isinstance(prompt.request, Request) else Request(prompt.request)
+            seed = settings["seed"] if request.seed is None else request.seed
+            request = Request(request.noise, seed, None, request.sampling or sampling)
+            answers[name] = Answer(name, prompt.token_ids, row["token_ids"], request, prompt.task)
+    if missing := [name for name in wanted if name not in answers]:
+        raise DataError(
+            f"{folder} has no answer to {missing[0]}, a prompt of {prompts['source']}: the file has changed since;"
+            " decode it again."
+        )
+    return list(answers.values())
+
+
+# ------------------------------------------------------------------------------------------------------ drafters
+
+
+def judge(models: Models, settings: DecodeSettings, answers: Sequence[Answer], mesh: Any, source: str) -> list[Judged]:
+    """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
+    check_answers(answers, models, source)
+    config = models.drafter.config
+    drafting = fit_to_drafter(settings, config).drafting_of(DRAFT, config)
+    return AnswerPasses(answers, drafting, settings.batch_size, mesh)(models)
+
+
+def drafter_facts(models: Models) -> dict[str, Any]:
+    config = models.drafter.config
+    return {"head": config.head, "block_size": config.block_size}
+
+
+def measure_rounds(models: Models, settings: DecodeSettings, answers: Sequence[Answer]) -> dict[str, float]:
+    """The table of --round_seconds for one drafter, timed on this device with the first prompts."""
+    widths = widths_of(models.drafter.config.most_drafts)
+    prompts = [answer.prompt for answer in answers[: settings.batch_size]]
+    seconds = round_seconds(models, settings, prompts, widths)
+    return {str(drafts): value for drafts, value in seconds.items()}
+
+
+if __name__ == "__main__":
+    optional = ("answers", "drafters", "round_seconds", "distributed")
+    cli.run(main, required=("config", "output"), optional=optional)

@@ -1,0 +1,85 @@
+"""Drafters on the same answers, by hand: walks, rates, pairs, calibration, speed-ups."""
+
+import numpy as np
+import pytest
+
+from domino_jax.decoding.answers import Answer, Judged
+from domino_jax.decoding.requests import Request
+from domino_jax.evals.evaluation import build_evaluation, sections, tau_rows
+from domino_jax.evals.judged import calibration, interval, judged_figures, pairs, speedups, tau, widths_of
+
+
+def judged(drafts, log_q=None, backbone=None) -> Judged:
+    drafts = np.array(drafts)
+    log_q = np.full((len(drafts), 4), np.log(0.5)) if log_q is None else np.array(log_q)
+    return Judged(drafts, backbone if backbone is None else np.array(backbone), log_q)
+
+
+def answers(*tokens: int, tasks=(None, None)) -> list[Answer]:
+    return [
+        Answer(str(index), [1, 2], list(range(count)), Request(index), task)
+        for index, (count, task) in enumerate(zip(tokens, tasks, strict=True))
+    ]
+
+
+# Two answers of 7 and 4 tokens. With four drafts the first one's rounds emit 3, 1, 2 and the second's 3.
+TEXTS = answers(7, 4, tasks=("add", "sort"))
+FIRST = [judged([2, 0, 0, 0, 1, 0], backbone=[0] * 6), judged([2, 1, 0], backbone=[0] * 3)]
+SECOND = [judged([0] * 6), judged([0] * 3)]
+
+
+def test_tau_is_the_tokens_after_the_first_ones_by_the_rounds_of_a_walk_at_every_width():
+    figures = judged_figures(TEXTS, FIRST)
+    assert figures["tau"] == {"1": 9 / 6, "2": 9 / 4, "4": 9 / 4}
+    assert figures["rounds"] == 4 and figures["tau_backbone"] == 1.0
+    assert figures["accept_by_position"] == [3 / 4, 2 / 4, 0, 0]
+    assert figures["tasks"]["add"] == {"answers": 1, "tau": {"1": 6 / 4, "2": 2.0, "4": 2.0}}
+    assert figures["tasks"]["sort"]["tau"]["4"] == 3.0
+
+
+def test_widths_are_the_powers_of_two_below_all_drafts_and_all_drafts():
+    assert widths_of(15) == (1, 2, 4, 8, 15)
+    assert widths_of(16) == (1, 2, 4, 8, 16)
+
+
+def test_differences_are_paired_by_answer():
+    # The second drafter emits one token less per round on every answer, so the difference does not vary at all, while
+    # each τ does.
+    first, second = np.array([10, 20, 30]), np.array([12, 24, 36])
+    [low, high] = interval(
+        lambda e, a, b, axis: tau(e, a, axis) - tau(e, b, axis), np.array([60, 120, 180]), first, second
+    )
+    assert low == pytest.approx(1.0) and high == pytest.approx(1.0)
+    [pair] = pairs({"A": FIRST, "B": SECOND})
+    assert pair["drafters"] == ["A", "B"]
+    assert pair["tau"]["4"]["difference"] == pytest.approx(9 / 4 - 1)
+    low, high = pair["tau"]["4"]["interval"]
+    assert 1.0 <= low <= high <= 2.0
+
+
+def test_a_calibration_compares_the_probability_of_all_drafts_so_far_with_what_was_accepted():
+    log_q = np.log([[0.95, 0.1], [0.95, 0.5], [0.5, 0.5]])
+    one = judged([1, 2, 0], log_q)
+    low, below_half, half, high = calibration([one])
+    # Of the last place only the first draft is inside the answer.
+    assert high == {"predicted": pytest.approx(0.95), "accepted": 1.0, "drafts": 2}
+    assert half == {"predicted": pytest.approx(0.5), "accepted": 0.0, "drafts": 1}
+    assert below_half == {"predicted": pytest.approx(0.475), "accepted": 1.0, "drafts": 1}
+    assert low == {"predicted": pytest.approx(0.095), "accepted": 0.0, "drafts": 1}
+
+
+def test_a_speedup_weighs_tau_with_the_seconds_of_a_round():
+    assert speedups({"1": 1.5, "4": 3.0}, {"0": 0.01, "4": 0.015}) == {"4": pytest.approx(2.0)}
+
+
+def test_the_tables_name_every_drafter_and_width():
+    origin = {"target": "T", "dtype": "float32", "answers": {"source": "A", "chosen": 1.0, "temperature": 0.0}}
+    facts = dict.fromkeys(("A", "B"), {"head": "domino", "block_size": 4})
+    made = build_evaluation(TEXTS, {"A": FIRST, "B": SECOND}, facts, origin, {"A": {"0": 0.01, "4": 0.02}})
+    heading, *rows = tau_rows(made)
+    assert heading == ["τ by drafts of a round", "1", "2", "4", "backbone alone"]
+    assert [row[0] for row in rows] == ["A", "B"] and rows[1][1].startswith("1.000 (1.00 to 1.00)")
+    tables = {name: rows for name, _, rows in sections(made)}
+    assert tables["By task"][1] == ["add", "1", "2.000", "1.000"]
+    assert tables["Speed-up over plain decoding by drafts of a round"][1] == ["A", "–", "–", "1.12 ×"]
+    assert tables["Differences"][1][0] == "A − B"
