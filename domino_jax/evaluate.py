@@ -85,8 +85,9 @@ def main(flags: cli.Flags) -> None:
         loaded = loader.target()
         limit = config.decode.num_prompts or None
         answers = read_any_answers(source, config, loaded, limit)
-        answers_pass = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh)
-        chosen = answers_pass.refuse_strange(Models(loaded.model, loaded.params), source)
+        target = Models(loaded.model, loaded.params)
+        check_answers(answers, target, source)
+        chosen = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh).refuse_strange(target, source)
 
         # 5. Each drafter: its weights, its pass, its rounds.
         judged, drafters, seconds = {}, {}, {}

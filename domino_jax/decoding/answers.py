@@ -100,7 +100,7 @@ def check_answers(answers: Sequence[Answer], models: Models, source: str) -> Non
                 " answers of this target."
             )
         for name, module in modules.items():
-            if answer.length > module.config.max_position_embeddings:
+            if module and answer.length > module.config.max_position_embeddings:
                 raise DataError(
                     f"{source}: row {answer.id} has {answer.length} tokens, but the {name}'s max_position_embeddings is"
                     f" {module.config.max_position_embeddings}; remove the row, or let answers be shorter."
@@ -153,13 +153,13 @@ class AnswerPasses:
         limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Models(models.target, models.target_params)
         return [behind <= limit for behind in self._by_answer(self.check, target)]
 
-    def refuse_strange(self, models: Models, source: str) -> None:
-        """DataError where many tokens are not what the target of `models` would choose.
+    def refuse_strange(self, models: Models, source: str) -> float:
+        """The share of tokens that the target of `models` would choose; DataError where many are others.
 
         source: of the answers, in the message.
         """
         chosen = self.chosen(models)
-        share = np.concatenate(chosen).mean()
+        share = float(np.concatenate(chosen).mean())
         if share < LEAST_CHOSEN:
             first = next(index for index, one in enumerate(chosen) if not one.all())
             raise DataError(
@@ -167,6 +167,7 @@ class AnswerPasses:
                 f" is token {chosen[first].argmin()} of the answer in row {self.answers[first].id}.\n"
                 "Name answers of this target and template, and of sampled ones a file whose .meta.json states the seed."
             )
+        return share
 
     def _by_answer(self, function: Callable, models: Models, between: Callable[[int], None] = lambda _: None) -> list:
         found: list = [None] * len(self.answers)

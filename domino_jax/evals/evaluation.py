@@ -82,7 +82,7 @@ def console_evaluation(evaluation: Mapping[str, Any]) -> None:
     """Prints the tables."""
     console = rich.console.Console()
     console.print(headline(evaluation), highlight=False, markup=False, soft_wrap=True)
-    print_table(tau_rows(evaluation), console)
+    print_table(tau_rows(evaluation, spread=False), console)
     console.print(_note(evaluation), highlight=False, markup=False, soft_wrap=True)
     for heading, note, rows in sections(evaluation):
         if len(rows) > 1:
@@ -99,24 +99,24 @@ def headline(evaluation: Mapping[str, Any]) -> str:
 def _note(evaluation: Mapping[str, Any]) -> str:
     share = evaluation["answers"]["chosen"]
     return (
-        "τ is what decoding these answers would give; nothing was decoded. In brackets: 95 % intervals by the bootstrap"
-        f" over answers. {share:.2%} of the answers' tokens are the target's choice in this pass."
+        "τ is that of decoding these answers, from one pass over them. Brackets: 95 % intervals by the bootstrap over"
+        f" answers. The target's choice in this pass: {share:.2%} of the answers' tokens."
     )
 
 
 # ------------------------------------------------------------------------------------------------------- tables
 
 
-def tau_rows(evaluation: Mapping[str, Any]) -> list[list[str]]:
-    """Cells, heading first: a row for each drafter, a column for each number of drafts."""
+def tau_rows(evaluation: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
+    """Cells, heading first: a row for each drafter, a column for each number of drafts; `spread` adds intervals."""
     widths = _all_widths(evaluation)
     rows = [["τ by drafts of a round", *widths, "backbone alone"]]
     for name, figures in evaluation["drafters"].items():
         cells = []
         for width in widths:
-            bounds = figures["intervals"].get(width)
-            spread = f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else ""
-            cells.append(fmt(figures["tau"].get(width), ".3f") + spread)
+            bounds = figures["intervals"].get(width) if spread else None
+            brackets = f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else ""
+            cells.append(fmt(figures["tau"].get(width), ".3f") + brackets)
         rows.append([name, *cells, fmt(figures["tau_backbone"], ".3f")])
     return rows
 

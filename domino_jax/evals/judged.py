@@ -15,9 +15,9 @@ import scipy.stats
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates
 from domino_jax.decoding.answers import Answer, Judged
+from domino_jax.training.evaluate import WIDTHS
 
 LEVEL, RESAMPLES = 0.95, 2000
-WIDTHS = (1, 2, 4, 8, 16)  # drafts of a round
 BINS = 10  # of the probabilities in a calibration
 
 

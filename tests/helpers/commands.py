@@ -2,13 +2,14 @@
 
 import pytest
 
-from domino_jax import decode, export, regenerate, serve, train
+from domino_jax import decode, evaluate, export, regenerate, serve, train
 from domino_jax.recipe import cli
 
 # Name → its module, required flags, optional flags.
 COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
+    "evaluate": (evaluate, ("config", "output"), ("answers", "drafters", "round_seconds", "distributed")),
     "serve": (serve, ("config",), ("host", "port")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
     "export": (export, ("workdir", "output"), ("format",)),

@@ -1,0 +1,92 @@
+"""evaluate.py over the golden models: τ without decoding is that of decoding, and what it refuses."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.commands.test_decode_command import CASES, DRAFTER, TARGET, arguments, write_prompts
+from tests.helpers.commands import run
+
+PROMPTS = [
+    {"id": f"p{index}", "token_ids": case["prompt"], "task": "ab"[index % 2]} for index, case in enumerate(CASES)
+]
+
+
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory):
+    """(prompts file, output folder) of a decoding with drafts, sampled."""
+    folder = tmp_path_factory.mktemp("decoded")
+    prompts = write_prompts(folder, PROMPTS[:4])
+    changes = {"config__decode__modes": "('domino',)", "config__decode__temperature": 0.8, "config__decode__seed": 3}
+    assert run("decode", *arguments(prompts, folder / "out", **changes)) == 0
+    return prompts, folder / "out"
+
+
+def start(capsys, output, **changes):
+    """Runs the command over the golden models: exit code, standard error."""
+    code = run("evaluate", *arguments(None, output, **changes))
+    return code, capsys.readouterr().err
+
+
+def evaluation(output):
+    return json.loads((output / "evaluation.json").read_text())
+
+
+def test_the_pass_over_a_decoding_gives_its_tau_and_rates_exactly(decoded, tmp_path, capsys):
+    code, err = start(capsys, tmp_path / "out", answers=decoded[1])
+    assert code == 0, err
+    report = json.loads((decoded[1] / "report.json").read_text())["modes"]["domino"]
+    made = evaluation(tmp_path / "out")
+    [figures] = made["drafters"].values()
+    assert list(figures["tau"].values())[-1] == report["tau_pooled"]
+    assert figures["accept_by_position"] == report["accept_rate_by_position"]
+    assert figures["rounds"] == report["rounds"]
+    assert set(figures["tasks"]) == {"a", "b"}
+    assert made["answers"]["chosen"] == 1.0 and made["answers"]["temperature"] == 0.8
+    assert (tmp_path / "out" / "evaluation.html").stat().st_size > 1_000
+
+
+def test_the_target_answers_first_and_two_drafters_are_compared_with_given_times(decoded, tmp_path, capsys):
+    other = shutil.copytree(DRAFTER, tmp_path / "other")
+    seconds = tmp_path / "seconds.json"
+    seconds.write_text('{"0": 0.01, "1": 0.02}')
+    flags = {"drafters": f"{DRAFTER},{other}", "round_seconds": seconds, "config__eval__prompts": decoded[0]}
+    code, err = start(capsys, tmp_path / "out", **flags)
+    assert code == 0, err
+    made = evaluation(tmp_path / "out")
+    first, second = made["drafters"].values()
+    assert first == second
+    [pair] = made["pairs"]
+    assert all(value == {"difference": 0.0, "interval": [0.0, 0.0]} for value in pair["tau"].values())
+    assert first["speedup"] == {"1": first["tau"]["1"] / 2}
+    # The answers are stored, and a later call takes them.
+    rows = (tmp_path / "out" / "answers.jsonl").read_bytes()
+    code, err = start(capsys, tmp_path / "out", config__eval__prompts=decoded[0])
+    assert code == 0 and (tmp_path / "out" / "answers.jsonl").read_bytes() == rows
+    assert list(evaluation(tmp_path / "out")["drafters"]) == [str(DRAFTER)]
+
+
+def test_answers_of_another_seed_are_refused_with_their_share_and_the_first_row(decoded, tmp_path, capsys):
+    folder = shutil.copytree(decoded[1], tmp_path / "decoded")
+    report = json.loads((folder / "report.json").read_text())
+    report["settings"]["seed"] += 1
+    (folder / "report.json").write_text(json.dumps(report))
+    code, err = start(capsys, tmp_path / "out", answers=folder)
+    assert code == 3
+    assert "% of the answers' tokens" in err and "row p0" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"drafters": f"{DRAFTER},{DRAFTER}"}, 2, "names a folder twice"),
+        ({"config__eval__prompts": ""}, 2, "there are no answers"),
+        ({"answers": TARGET}, 3, "holds no finished decoding"),
+        ({"round_seconds": TARGET / "config.json"}, 3, "seconds of a plain step"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(changes, code, says, tmp_path, capsys):
+    left, err = start(capsys, tmp_path / "out", **changes)
+    assert left == code and says in err
+    assert "Traceback" not in err
