@@ -187,6 +187,8 @@ def output_row(one: Conversation, codec: TextCodec) -> dict[str, Any]:
         "loss_mask": mask,
         "finish_reason": one.answer.finish_reason,
     }
+    if isinstance(one.row.get("task"), str):
+        row["task"] = one.row["task"]  # by which `evaluate` divides its table
     if one.messages:
         row["messages"] = one.messages
     elif codec.tokenizer is not None:

@@ -1,19 +1,11 @@
-"""The studies of noise, widths and windows once on a few prompts: the table that each writes."""
+"""The studies of widths and windows once on a few prompts: the table that each writes."""
 
 import pytest
 
 from benchmarks.studies import adaptive, windows
 from domino_jax.recipe import cli
 from tests.helpers.paths import ROOT
-from tests.helpers.studies import rows, run
-
-
-@pytest.mark.slow(minutes=3)
-def test_chains(tmp_path):
-    """The command itself holds its replay against real rounds."""
-    run("studies.chains", f"--page={tmp_path / 'page.md'}")
-    table = rows(tmp_path, "noise tiny")
-    assert len(table) == 6 and all(1 <= float(row[c]) <= 9 for row in table for c in ("0.5", "1", "inf"))
+from tests.helpers.studies import rows
 
 
 def start(study, recipe: str, **values) -> None:
