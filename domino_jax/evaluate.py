@@ -26,7 +26,7 @@ from etils import epath
 from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.answers import Answer, AnswerPasses, Judged, check_answers, read_answers
+from domino_jax.decoding.answers import Answer, AnswerPasses, check_answers, read_answers
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
@@ -37,6 +37,7 @@ from domino_jax.evals.report import read_report, refuse_file
 from domino_jax.evals.round_times import round_seconds
 from domino_jax.evals.run_files import GENERATIONS
 from domino_jax.evals.run_info import PromptSource
+from domino_jax.method.exact import Accepted
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import SamplingParams
 from domino_jax.recipe import cli, rules
@@ -48,7 +49,7 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import read_json
-from domino_jax.weights.loading import LoadedTarget, keep_compiled
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 ANSWERS = "answers.jsonl"
 MEASURE = "measure"
@@ -77,6 +78,7 @@ def main(flags: cli.Flags) -> None:
     # 3. The answers, made by the target where none are given.
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None)
+    use_exact_matmuls(settings.dtype)
     source = flags.answers or str(make_answers(config, settings, output / ANSWERS))
 
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
@@ -163,7 +165,8 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
     settings, prompts = report["settings"], report["prompts"]
     source = PromptSource(prompts["source"], prompts["text"], prompts["limit"], tuple(prompts["tasks"]))
     codec = TextCodec(loaded.tokenizer, settings["thinking"])
-    wanted = {one.answer_id: one for one in prepare_prompts(read_rows(source, config, loaded), codec)}
+    rows, _ = read_rows(source, config, loaded.tokenizer)
+    wanted = {one.answer_id: one for one in prepare_prompts(rows, codec)}
     sampling = SamplingParams(**{name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p")})
     answers: dict[str, Answer] = {}
     for row in (row for _, row in read_jsonl(folder / GENERATIONS)):
@@ -185,7 +188,9 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
 # ------------------------------------------------------------------------------------------------------ drafters
 
 
-def judge(models: Models, settings: DecodeSettings, answers: Sequence[Answer], mesh: Any, source: str) -> list[Judged]:
+def judge(
+    models: Models, settings: DecodeSettings, answers: Sequence[Answer], mesh: Any, source: str
+) -> list[Accepted]:
     """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
     check_answers(answers, models, source)
     config = models.drafter.config

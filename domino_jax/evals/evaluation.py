@@ -7,12 +7,13 @@ from typing import Any
 
 import rich.console
 
-from domino_jax.decoding.answers import Answer, Judged
+from domino_jax.decoding.answers import Answer
 from domino_jax.evals.judged import judged_figures, pairs, speedups
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, new_figure, save, tidy
 from domino_jax.evals.report import PLOTS, device, print_table, versions
 from domino_jax.evals.tables import NOTHING, fmt
+from domino_jax.method.exact import Accepted
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.json_files import write_json
 
@@ -27,7 +28,7 @@ SPEEDUPS = "τ × seconds of a plain step ÷ seconds of a round."
 
 def build_evaluation(
     answers: Sequence[Answer],
-    judged: Mapping[str, Sequence[Judged]],
+    judged: Mapping[str, Sequence[Accepted]],
     drafters: Mapping[str, Mapping[str, Any]],
     origin: Mapping[str, Any],
     round_seconds: Mapping[str, Mapping[str, float]],

@@ -14,7 +14,8 @@ import numpy as np
 import scipy.stats
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates
-from domino_jax.decoding.answers import Answer, Judged
+from domino_jax.decoding.answers import Answer
+from domino_jax.method.exact import Accepted
 from domino_jax.training.evaluate import WIDTHS
 
 LEVEL, RESAMPLES = 0.95, 2000
@@ -26,7 +27,7 @@ def widths_of(most: int) -> tuple[int, ...]:
     return (*(width for width in WIDTHS if width < most), most)
 
 
-def judged_figures(answers: Sequence[Answer], judged: Sequence[Judged]) -> dict[str, Any]:
+def judged_figures(answers: Sequence[Answer], judged: Sequence[Accepted]) -> dict[str, Any]:
     """The figures of one drafter; JSON values only.
 
     Returns:
@@ -74,7 +75,7 @@ def tau(emitted: np.ndarray, rounds: np.ndarray, axis: int = -1) -> Any:
     return value if np.ndim(value) else float(value)
 
 
-def pairs(judged: Mapping[str, Sequence[Judged]]) -> list[dict[str, Any]]:
+def pairs(judged: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
     """For each two drafters, by the drafts of a round that both have: τ of the first minus τ of the second.
 
     Returns:
@@ -108,7 +109,7 @@ def interval(statistic: Any, *columns: np.ndarray) -> list[float] | None:
     return [float(bounds.low), float(bounds.high)]
 
 
-def calibration(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+def calibration(judged: Sequence[Accepted]) -> list[dict[str, Any]]:
     """How far a drafter's probabilities can be trusted: drafts in bins of the probability that it gives to all drafts
     of their round up to them, the mean of these beside the share that was accepted.
 

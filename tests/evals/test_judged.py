@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from domino_jax.decoding.answers import Answer, Judged
+from domino_jax.decoding.answers import Answer
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.evaluation import build_evaluation, sections, tau_rows
 from domino_jax.evals.judged import calibration, interval, judged_figures, pairs, speedups, tau, widths_of
+from domino_jax.method.exact import Accepted
 
 
-def judged(drafts, log_q=None, backbone=None) -> Judged:
+def judged(drafts, log_q=None, backbone=None) -> Accepted:
     drafts = np.array(drafts)
     log_q = np.full((len(drafts), 4), np.log(0.5)) if log_q is None else np.array(log_q)
-    return Judged(drafts, backbone if backbone is None else np.array(backbone), log_q)
+    return Accepted(drafts, backbone if backbone is None else np.array(backbone), log_q)
 
 
 def answers(*tokens: int, tasks=(None, None)) -> list[Answer]:
