@@ -114,5 +114,5 @@ class BackgroundGenerator(Generator):
         return sum(not future.done() for future in list(self.demanded.values()))
 
     def _compile_on(self, mesh: Mesh, program: Program) -> None:
-        with jax.set_mesh(mesh):
-            self.compile(program)
+        with jax.set_mesh(mesh), self.exact():
+            self.compiled[program.key] = self.jitted(program).lower(*program.arguments).compile()

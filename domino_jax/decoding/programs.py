@@ -1,5 +1,6 @@
 """The decoding programs: one for each mode, batch size and cache size, compiled when it is first used."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -162,22 +163,22 @@ class Programs:
         if compiled is None:
             begin = time.perf_counter()
             self.make_room()
-            compiled = self.compile(program._replace(arguments=arguments))
+            with self.exact():
+                program = program._replace(arguments=arguments)
+                compiled = self.compiled[program.key] = self.jitted(program).lower(*arguments).compile()
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         result = jax.block_until_ready(compiled(*arguments))
         return result, time.perf_counter() - begin
 
-    def compile(self, program: Program) -> jax.stages.Compiled:
-        key, function, arguments, donate = program
-        mesh = jax.sharding.get_mesh()
-        layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
-        jitted = jax.jit(function, donate_argnums=donate, out_shardings=layout)
-        # float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck.
-        exact = "highest" if self.settings.dtype == "float32" else jax.config.jax_default_matmul_precision
-        with jax.default_matmul_precision(exact):
-            compiled = self.compiled[key] = jitted.lower(*arguments).compile()
-        return compiled
+    def jitted(self, program: Program) -> Any:
+        mesh, function = jax.sharding.get_mesh(), program.function
+        layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *program.arguments))
+        return jax.jit(function, donate_argnums=program.donate, out_shardings=layout)
+
+    def exact(self) -> contextlib.AbstractContextManager:
+        """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck."""
+        return jax.default_matmul_precision("highest") if self.settings.dtype == "float32" else contextlib.nullcontext()
 
     def make_room(self) -> None:
         """Drops the programs before the process runs out of memory mappings, at which XLA would end it."""
