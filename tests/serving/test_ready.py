@@ -179,14 +179,14 @@ from domino_jax.decoding.programs import Programs
 from domino_jax.recipe import cli
 from domino_jax.serving.engine import Engine
 
-compile, take_messages = Programs.compile, Engine._take_messages
+jitted, take_messages = Programs.jitted, Engine._take_messages
 stuck = threading.Event()
 
-def compile_or_wait(programs, program):
+def jit_or_wait(programs, program):
     if stuck.is_set():
         print("compiles", flush=True)
         threading.Event().wait()
-    compile(programs, program)
+    return jitted(programs, program)
 
 def ready(engine):
     stuck.set()
@@ -194,7 +194,7 @@ def ready(engine):
 
 if sys.argv.pop(1) == "loading":
     stuck.set()
-Programs.compile, Engine._take_messages = compile_or_wait, ready
+Programs.jitted, Engine._take_messages = jit_or_wait, ready
 cli.run(serve.main, required=("config",), optional=("host", "port"))
 """
 
