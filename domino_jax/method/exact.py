@@ -2,7 +2,7 @@
 
 The target's choice after a prefix does not depend on the drafter (docs/method.md). So for a given answer the accepted
 drafts of a round that starts at a place are a fixed number, and the rounds of a decoding are a walk over these numbers
-(decoding/walk.py). Drafts are made by the functions of a round (propose.py, rollout.py), for many places at once.
+(decoding/acceptance.py). Drafts are made by the functions of a round (propose.py, rollout.py), for many places at once.
 
 A batch has packed rows, as those of a training step, and the places of answers in them:
 
