@@ -1,19 +1,29 @@
 """A program for a Python that has vLLM: decodes on a CPU with an exported drafter.
 
-Its arguments are two files. The first is read: a JSON object with `options` of the engine, `prompts` (lists of token ids),
-`max_tokens` and `runs`, each with `together`, the requests in flight, and optionally a `temperature` and `cancel`, the
-step after which one more request is cancelled. The second is written: for each run the list of the answers, each with its
-`token_ids`, how many of the prompt's tokens were `cached`, and `steps`, the number of tokens that each step of the engine
-emitted; the first step is the prefill.
+Its arguments are two files. The first is read: a JSON object with `options` of the engine, `prompts` (lists of token
+ids), `max_tokens` and `runs`. Each run has `together`, the requests in flight, and optionally a `temperature` and
+`cancel`, the step after which one more request is cancelled. The second is written: `drafter`, the engine's class, and
+for each of `runs` the list of the answers. Each has its `token_ids`, how many tokens of the prompt were `cached`, and
+`steps`, the number of tokens that each step of the engine emitted; the first step is the prefill.
+
+VLLM_USE_V2_MODEL_RUNNER=1 picks the runner that GPUs use; Triton's interpreter then runs its kernels.
 """
 
 import json
+import os
 import sys
 
-import torch
-from vllm import LLM, SamplingParams
-from vllm import _custom_ops as ops
-from vllm.sampling_params import RequestOutputKind
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    from triton.backends import Backend, backends
+
+    # vLLM's CPU build runs Triton's kernels if Triton has a backend for CPUs, which no released one has.
+    backends["cpu"] = Backend(compiler=None, driver=None)
+
+import torch  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm import _custom_ops as ops  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 kernel = ops.rms_norm
 SMALL = {
@@ -39,6 +49,11 @@ def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, ep
     else:
         for layer, row in enumerate(weight):
             kernel(out[layer], x[layer], row, epsilon)
+
+
+def drafter_class(worker) -> str:
+    runner = worker.model_runner
+    return type(getattr(runner, "drafter", None) or runner.speculator).__name__
 
 
 def decode(llm: LLM, prompts: list[list[int]], sampling: SamplingParams, cancel: int | None) -> list[dict]:
@@ -81,7 +96,7 @@ def main(job_file: str, answers_file: str) -> None:
             answers += decode(llm, job["prompts"][first : first + together], sampling, run.get("cancel"))
         runs.append(answers)
     with open(answers_file, "w") as file:
-        json.dump(runs, file)
+        json.dump({"drafter": llm.collective_rpc(drafter_class)[0], "runs": runs}, file)
 
 
 if __name__ == "__main__":

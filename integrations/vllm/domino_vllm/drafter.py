@@ -4,14 +4,14 @@ from typing import Any, NamedTuple
 
 PROJECTORS = ("domino", "causal_v5")
 ARCHITECTURE = "DFlashDominoDraftModel"  # without DFlash in front the engine would add it
-HEAD_KEYS = ("projector_type", "shift_label", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
+NEEDED = ("mask_token_id", "target_layer_ids", "block_size", "shift_label", "emb_dim")
+HEAD_KEYS = (*NEEDED, "projector_type", "pure_draft_prefix_len", "gru_hidden_dim")
 # Keys that the engine's backbone ignores, and their values without effect.
 NEUTRAL = {
     **dict.fromkeys(("conv_kernel_size", "final_logit_softcapping"), 0),
     **dict.fromkeys(("input_embedding_scale", "output_multiplier"), 1),
 }
-CANDIDATES = 64  # of each slot, as domino_jax corrects
-CANDIDATES_KEY = "domino_head_candidates"  # in the engine's --additional-config
+CANDIDATES_KEY, CANDIDATES = "domino_head_candidates", 64  # in --additional-config, and without it
 
 
 class Unsupported(ValueError):
@@ -34,77 +34,67 @@ class HeadConfig(NamedTuple):
         return self.block_size if self.shift_label else self.block_size - 1
 
 
-def is_domino(config: Any) -> bool:
-    """True for the Hugging Face config of a Domino drafter."""
-    return values_of(config).get("projector_type") in PROJECTORS
-
-
-def values_of(config: Any) -> dict[str, Any]:
-    """The keys of a Hugging Face config, those of dflash_config among them."""
-    raw = config.to_dict()
+def values_of(hf_config: Any) -> dict[str, Any]:
+    """The keys of a Hugging Face config and of its dflash_config."""
+    raw = hf_config.to_dict()
     return raw | (raw.get("dflash_config") or {})
 
 
-def read_head_config(config: Any) -> HeadConfig:
+def is_domino(hf_config: Any) -> bool:
+    return values_of(hf_config).get("projector_type") in PROJECTORS
+
+
+def read_head_config(hf_config: Any) -> HeadConfig:
     """The conventions of a Domino drafter.
 
     Raises:
         Unsupported: a key is missing, or the backbone computes what the engine's does not.
     """
-    values = values_of(config)
-    needed = ("block_size", "shift_label", "emb_dim", "mask_token_id", "target_layer_ids")
-    missing = [name for name in needed if values.get(name) is None]
+    values = values_of(hf_config)
+    missing = [name for name in NEEDED if values.get(name) is None]
     if missing:
         raise Unsupported(f"The drafter's config.json lacks {', '.join(missing)}: add the values of the training.")
     refused = {name: values[name] for name, neutral in NEUTRAL.items() if values.get(name) not in (None, neutral)}
     if refused:
         raise Unsupported(f"The drafter's config.json has {refused}, which vLLM's backbone ignores.")
     prefix, rank = values.get("pure_draft_prefix_len") or 0, values["emb_dim"]
-    return HeadConfig(
-        values["block_size"], values["shift_label"], prefix, rank, values.get("gru_hidden_dim") or rank
-    )
+    state = values.get("gru_hidden_dim") or rank
+    return HeadConfig(values["block_size"], values["shift_label"], prefix, rank, state)
 
 
 def check_options(vllm_config: Any) -> HeadConfig:
-    """The conventions of the drafter of this run.
+    """The conventions of this run's drafter.
 
     Raises:
         Unsupported: an option with which a Domino drafter cannot work.
     """
     options, target = vllm_config.speculative_config, vllm_config.model_config
-    config = read_head_config(options.draft_model_config.hf_config)
-    if options.method != "dflash":
-        raise Unsupported(f'method is "{options.method}", and a Domino drafter needs "method": "dflash".')
-    if options.num_speculative_tokens > config.num_drafts:
-        raise Unsupported(
-            f"num_speculative_tokens is {options.num_speculative_tokens}, but this drafter's block of"
-            f" {config.block_size} gives at most {config.num_drafts} drafts."
-        )
-    if options.draft_sample_method != "greedy":
-        raise Unsupported(f'draft_sample_method is "{options.draft_sample_method}", and Domino drafts are "greedy".')
-    if options.draft_model_config.quantization is not None:
-        raise Unsupported(
-            f"The drafter is quantised ({options.draft_model_config.quantization}), and the plug-in reads float weights."
-        )
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        raise Unsupported(
-            "pipeline_parallel_size is"
-            f" {vllm_config.parallel_config.pipeline_parallel_size}, and a Domino drafter needs the target's embeddings"
-            " and lm_head on one stage. Use tensor_parallel_size."
-        )
-    drafter = options.draft_model_config.get_hidden_size(), options.draft_model_config.get_vocab_size()
-    if drafter != (target.get_hidden_size(), target.get_vocab_size()):
-        raise Unsupported(
-            f"The drafter has width {drafter[0]} and {drafter[1]} tokens, and the target {target.get_hidden_size()} and"
-            f" {target.get_vocab_size()}. Use the target that the drafter was trained for."
-        )
+    drafter, drafts, method = options.draft_model_config, options.num_speculative_tokens, options.draft_sample_method
+    config, stages = read_head_config(drafter.hf_config), vllm_config.parallel_config.pipeline_parallel_size
+    size, target_size = [(model.get_hidden_size(), model.get_vocab_size()) for model in (drafter, target)]
+    for refused, sentence in (
+        (options.method != "dflash", f'method is "{options.method}", but a Domino drafter needs "dflash".'),
+        (
+            drafts > config.num_drafts,
+            f"num_speculative_tokens is {drafts}, but this drafter's block gives at most {config.num_drafts} drafts.",
+        ),
+        (method != "greedy", f'draft_sample_method is "{method}", but Domino drafts are greedy. Leave the option out.'),
+        (drafter.quantization, f"The drafter is quantised ({drafter.quantization}), but Domino needs float weights."),
+        (stages > 1, f"pipeline_parallel_size is {stages}, but Domino needs one stage. Use tensor_parallel_size."),
+        (
+            size != target_size,
+            f"The drafter's width and number of tokens are {size}, but the target's {target_size}. Use the target that"
+            " the drafter was trained for.",
+        ),
+    ):
+        if refused:
+            raise Unsupported(sentence)
     return config
 
 
 def candidates(vllm_config: Any) -> int:
     """Q, the tokens of a slot that the head corrects; 0: all."""
-    options = vllm_config.additional_config
-    count = options.get(CANDIDATES_KEY, CANDIDATES) if isinstance(options, dict) else CANDIDATES
+    count = dict(vllm_config.additional_config).get(CANDIDATES_KEY, CANDIDATES)
     if not isinstance(count, int) or count < 0:
         raise Unsupported(f"{CANDIDATES_KEY} is {count!r}; it is a number of tokens, or 0 for all.")
     return count

@@ -18,15 +18,15 @@ from domino_vllm.drafter import ARCHITECTURE, HEAD_KEYS, check_options, is_domin
 engine_override = SpeculativeConfig.hf_config_override
 
 
-def override(hf_config: Any) -> Any:
-    """The engine's hook for the Hugging Face config of a drafter: of Domino's, with our architecture."""
-    config = engine_override(hf_config)
+def override(hf_config: Any, *options: Any) -> Any:
+    """The engine's hook for the Hugging Face config of a drafter; a Domino drafter's gets our architecture."""
+    config = engine_override(hf_config, *options)
     if is_domino(config):
         read_head_config(config)
         values = values_of(config)
-        # The engine looks for these in dflash_config; some folders have them at the top.
-        nested = {name: values[name] for name in ("mask_token_id", "target_layer_ids", *HEAD_KEYS) if name in values}
-        config.update({"architectures": [ARCHITECTURE], "dflash_config": (config.dflash_config or {}) | nested})
+        # The engine reads some of these in dflash_config alone; some folders have them at the top.
+        nested = (values.get("dflash_config") or {}) | {name: values[name] for name in HEAD_KEYS if name in values}
+        config.update({"architectures": [ARCHITECTURE], "dflash_config": nested})
     return config
 
 
@@ -67,18 +67,12 @@ class DominoSpeculator(DFlashSpeculator):
         self.sample_from_anchor = config.shift_label
         self.num_query_per_req = self.num_speculative_steps + (not config.shift_label)
 
-    def _generate_draft(
-        self,
-        num_reqs: int,
-        num_tokens_padded: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def _generate_draft(self, num_reqs: int, num_tokens_padded: int, *args: Any, **kwargs: Any) -> None:
         hidden_states = self._run_model(num_tokens_padded, *args, **kwargs)
-        rows, drafts, slots = num_reqs, self.num_speculative_steps, self.num_query_per_req
-        z = hidden_states[self.sample_indices[: rows * drafts]].unflatten(0, (rows, drafts))
-        anchors = self.input_buffers.input_ids[: rows * slots : slots]
-        self.draft_tokens[:rows] = self.model.roll_out(z, anchors)
+        drafts, slots = self.num_speculative_steps, self.num_query_per_req
+        z = hidden_states[self.sample_indices[: num_reqs * drafts]].unflatten(0, (num_reqs, drafts))
+        anchors = self.input_buffers.input_ids[: num_reqs * slots : slots]
+        self.draft_tokens[:num_reqs] = self.model.roll_out(z, anchors)
 
 
 def make_instead(engine_class: type, domino_class: type) -> None:
