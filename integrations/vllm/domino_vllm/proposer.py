@@ -18,9 +18,9 @@ from domino_vllm.drafter import ARCHITECTURE, HEAD_KEYS, check_options, is_domin
 engine_override = SpeculativeConfig.hf_config_override
 
 
-def override(hf_config: Any, *options: Any) -> Any:
+def override(hf_config: Any, **options: Any) -> Any:
     """The engine's hook for the Hugging Face config of a drafter; a Domino drafter's gets our architecture."""
-    config = engine_override(hf_config, *options)
+    config = engine_override(hf_config, **options)
     if is_domino(config):
         read_head_config(config)
         values = values_of(config)
