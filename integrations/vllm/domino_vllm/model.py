@@ -16,14 +16,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         config = check_options(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.head = Head(
-            self.config.hidden_size,
-            config.gru_hidden_dim,
-            config.emb_dim,
-            self.config.vocab_size,
-            config.pure_draft_prefix_len,
-            candidates(vllm_config),
-        )
+        sizes = self.config.hidden_size, config.gru_hidden_dim, config.emb_dim, self.config.vocab_size
+        self.head = Head(*sizes, config.pure_draft_prefix_len, candidates(vllm_config))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises Unsupported if a tensor of the head is missing or has another shape than config.json states."""

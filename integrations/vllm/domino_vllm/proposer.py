@@ -38,7 +38,7 @@ class DominoProposer(DFlashProposer):
         super().__init__(vllm_config, device, runner)
 
     def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> tuple[int, torch.Tensor, Any]:
-        """The engine's: an anchor and a mask for each draft. Shifted, the anchor predicts too, so one mask is less."""
+        """The engine's inputs: an anchor and a mask for each draft. A shifted anchor predicts too: one mask fewer."""
         if not (self.head_config.shift_label and self.num_speculative_tokens):
             return super().set_inputs_first_pass(*args, **kwargs)
         self.num_speculative_tokens -= 1
