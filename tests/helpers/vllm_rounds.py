@@ -85,7 +85,6 @@ def main(job_file: str, answers_file: str) -> None:
     for run in job["runs"]:
         sampling = SamplingParams(
             temperature=run.get("temperature", 0.0),
-            seed=0,
             max_tokens=job["max_tokens"],
             ignore_eos=True,
             detokenize=False,
