@@ -54,14 +54,14 @@ def engine_options(folder: pathlib.Path, mode: str, choices: argparse.Namespace)
         **{"max_model_len": choices.prompt + choices.tokens + 64, "max_num_seqs": choices.rows},
         "enable_prefix_caching": False,
     }
+    # The sampling of vLLM's CPU build cannot force an acceptance.
+    forced = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": choices.tau}
+    if mode != "plain":
+        drafts = BLOCK if mode == "domino" else BLOCK - 1
+        drafter = {"method": "dflash", "model": str(folder / mode), "num_speculative_tokens": drafts}
+        options["speculative_config"] = drafter | ({} if choices.small else forced)
     if choices.small:
         options |= {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**27}
-    if mode != "plain":
-        options["speculative_config"] = {
-            **{"method": "dflash", "model": str(folder / mode)},
-            "num_speculative_tokens": BLOCK if mode == "domino" else BLOCK - 1,
-            **{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": choices.tau},
-        }
     return options
 
 
