@@ -91,10 +91,10 @@ def measure(folder: pathlib.Path, mode: str, choices: argparse.Namespace) -> dic
 
 
 def run_mode(folder: pathlib.Path, mode: str, argv: list[str]) -> dict:
-    """`measure` in a process of its own, so that the device is free again."""
+    """`measure` in a separate process, so that the device is free again; vLLM's log goes to the standard error."""
     words = [sys.executable, __file__, *argv, f"--mode={mode}", f"--folder={folder}"]
-    ran = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(ran.stdout.splitlines()[-1])
+    subprocess.run(words, stdout=sys.stderr, check=True)
+    return json.loads((folder / f"{mode}.json").read_text())
 
 
 def table(modes: dict[str, dict], here: dict) -> str:
@@ -125,7 +125,8 @@ def main(argv: list[str]) -> None:
     if choices.small:
         choices.prompt, choices.tokens = 16, 48
     if choices.mode:
-        print(json.dumps(measure(choices.folder, choices.mode, choices)))
+        figures = measure(choices.folder, choices.mode, choices)
+        (choices.folder / f"{choices.mode}.json").write_text(json.dumps(figures))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
