@@ -13,32 +13,29 @@ meaningless.
 import argparse
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "assets" / "qwen3_configs"
-SMALL = {
-    **{"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "head_dim": 32},
-    **{"num_attention_heads": 2, "num_key_value_heads": 1},
-}
+ASSETS = pathlib.Path(__file__).resolve().parents[2] / "assets"
 # vLLM's mode → the part of decode_latency's file that does the same work.
 MODES = {"plain": "step", "dflash": "round_without_head", "domino": "round"}
 BLOCK, LAYERS, TAU = 16, 5, 7.17  # τ is decode_latency's
 
 
-def write_folders(folder: pathlib.Path, size: str, small: bool) -> None:
+def write_folders(folder: pathlib.Path, size: str) -> None:
     """config.json of the target, and of a DFlash and a Domino drafter of the published form."""
-    target = json.loads((CONFIGS / size / "config.json").read_text()) | (SMALL if small else {})
-    depth, layers = target["num_hidden_layers"], 1 if small else LAYERS
-    taps = [round(1 + index * (depth - 4) / (layers - 1)) for index in range(layers)] if layers > 1 else [depth // 2]
+    target = json.loads((ASSETS / "qwen3_configs" / size / "config.json").read_text())
+    depth = target["num_hidden_layers"]
+    taps = [round(1 + index * (depth - 4) / (LAYERS - 1)) for index in range(LAYERS)]
     drafting = {"mask_token_id": target["vocab_size"] - 1, "target_layer_ids": taps}
     head = {"projector_type": "domino", "shift_label": True, "pure_draft_prefix_len": 1}
-    head |= {"emb_dim": 8, "gru_hidden_dim": 8} if small else {"emb_dim": 256, "gru_hidden_dim": 1024}
-    drafter = target | {"num_hidden_layers": layers, "block_size": BLOCK, "architectures": ["DFlashDraftModel"]}
-    drafter |= {"layer_types": ["full_attention"] * layers, "tie_word_embeddings": False}
+    head |= {"emb_dim": 256, "gru_hidden_dim": 1024}
+    drafter = target | {"num_hidden_layers": LAYERS, "block_size": BLOCK, "architectures": ["DFlashDraftModel"]}
+    drafter |= {"layer_types": ["full_attention"] * LAYERS, "tie_word_embeddings": False}
     for name, raw in (
         ("target", target),
         ("dflash", drafter | {"dflash_config": drafting}),
@@ -48,21 +45,36 @@ def write_folders(folder: pathlib.Path, size: str, small: bool) -> None:
         (folder / name / "config.json").write_text(json.dumps(raw))
 
 
+def copy_tiny_folders(folder: pathlib.Path) -> None:
+    """The shipped tiny pair, and its backbone as a DFlash drafter: vLLM's CPU build opens none without weights."""
+    from safetensors.torch import load_file, save_file
+
+    for name, source in (("target", "tiny_qwen3"), ("dflash", "tiny_domino"), ("domino", "tiny_domino")):
+        shutil.copytree(ASSETS / source, folder / name)
+    weights, config = folder / "dflash" / "model.safetensors", folder / "dflash" / "config.json"
+    tensors = load_file(weights)
+    head = [name for name in tensors if name.startswith(("prefix_gru.", "embed_proj."))]
+    save_file({name: tensor for name, tensor in tensors.items() if name not in head}, weights)
+    raw = json.loads(config.read_text())
+    del raw["dflash_config"]["projector_type"]
+    config.write_text(json.dumps(raw))
+
+
 def engine_options(folder: pathlib.Path, mode: str, choices: argparse.Namespace) -> dict:
     options = {
-        **{"model": str(folder / "target"), "load_format": "dummy", "skip_tokenizer_init": True},
+        **{"model": str(folder / "target"), "skip_tokenizer_init": True},
         **{"max_model_len": choices.prompt + choices.tokens + 64, "max_num_seqs": choices.rows},
         "enable_prefix_caching": False,
     }
     # The sampling of vLLM's CPU build cannot force an acceptance.
     forced = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": choices.tau}
     if mode != "plain":
-        drafts = BLOCK if mode == "domino" else BLOCK - 1
+        block = json.loads((folder / mode / "config.json").read_text())["block_size"]
+        drafts = block if mode == "domino" else block - 1
         drafter = {"method": "dflash", "model": str(folder / mode), "num_speculative_tokens": drafts}
         options["speculative_config"] = drafter | ({} if choices.small else forced)
-    if choices.small:
-        options |= {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**27}
-    return options
+    small = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**27}
+    return options | (small if choices.small else {"load_format": "dummy"})
 
 
 def measure(folder: pathlib.Path, mode: str, choices: argparse.Namespace) -> dict:
@@ -116,7 +128,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tau", type=float, default=TAU, help="acceptance length to force")
     for name, default in (("rows", 1), ("prompt", 1024), ("tokens", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--small", action="store_true", help="six narrow layers in float32")
+    parser.add_argument("--small", action="store_true", help="the shipped tiny pair in float32")
     parser.add_argument("--here", type=pathlib.Path, help="output of benchmarks.device.decode_latency")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
@@ -130,7 +142,10 @@ def main(argv: list[str]) -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        write_folders(folder, choices.size, choices.small)
+        if choices.small:
+            copy_tiny_folders(folder)
+        else:
+            write_folders(folder, choices.size)
         modes = {mode: run_mode(folder, mode, argv) for mode in MODES}
     here = json.loads(choices.here.read_text())["parts"] if choices.here else {}
     print(table(modes, here))
