@@ -81,17 +81,17 @@ def decode_in_vllm(head, folder, scratch):
     """vLLM's answers, each with the tokens of its steps."""
     drafts = {"method": VLLM_METHODS[head], "model": str(folder), "num_speculative_tokens": NUM_DRAFTS}
     job = {
-        "model": str(GOLDEN / "target"),
-        "speculative_config": drafts,
+        "options": {"model": str(GOLDEN / "target"), "speculative_config": drafts},
         "prompts": PROMPTS,
         "max_tokens": NEW_TOKENS,
+        "runs": [{"together": 1}],
     }
     (scratch / "job.json").write_text(json.dumps(job))
     program = ROOT / "tests" / "helpers" / "vllm_rounds.py"
     words = [PYTHON, "-P", program, scratch / "job.json", scratch / "answers.json"]
     ran = subprocess.run(words, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    return json.loads((scratch / "answers.json").read_text())
+    return json.loads((scratch / "answers.json").read_text())["runs"][0]
 
 
 @pytest.mark.slow(minutes=2)

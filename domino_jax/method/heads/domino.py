@@ -93,7 +93,7 @@ class DominoConfig(DrafterConfig):
         return self.convolution_refusal()
 
     def vllm_refusal(self) -> str | None:
-        return "vLLM has no Domino head"
+        return "vLLM has no Domino head without the plug-in in integrations/vllm"
 
 
 class GRU(nn.Module):
