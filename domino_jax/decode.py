@@ -69,7 +69,7 @@ def main(flags: cli.Flags) -> None:
     path = None if config.decode.compare else config.drafter.path
     settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
     made_up = functools.partial(drafter_config_of, config)
-    loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
+    loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):
         if not flags.output:
             at_terminal(flags, loader)

@@ -83,7 +83,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
     settings = settings_of(config, set_keys)
     processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
-    identity = read_target_identity(config.target.path, config.target.dtype)
+    identity = read_target_identity(config.target.path, config.target.dtype, config.target.quantize)
     files = files_of(rows, output, identity, read_stop_ids(config.target.path), settings, processes)
     if files.is_finished():
         say(f"{output} holds all {len(rows)} answers already.")
@@ -95,7 +95,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
             " or leave use_drafter off."
         )
     with local_mesh(config.target.path, settings.batch_size) as sharding:
-        loaded = load_target(config.target.path, config.target.dtype, sharding)
+        loaded = load_target(config.target.path, config.target.dtype, sharding, config.target.quantize)
         regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
 
 

@@ -91,7 +91,8 @@ def main(flags: cli.Flags) -> int | None:
         # 3. The target and the training rows.
         source = training_source(flags, workdir)
         stack.enter_context(jax.set_mesh(mesh))
-        loaded = load_target(target.path, target.dtype, sharding.placement(mesh, target_shape.num_key_value_heads))
+        place = sharding.placement(mesh, target_shape.num_key_value_heads)
+        loaded = load_target(target.path, target.dtype, place, target.quantize)
         batches = builders.batches_of(config, source, loaded, workdir, mesh, say)
 
         # 4. The drafter, its evaluation and its training step.

@@ -66,7 +66,7 @@ def batches_of(
     layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
     choices = {"seed": config.seed, "held_out": 0 if config.eval.prompts else COUNT, "skip_bad": data.skip_bad_rows}
     batches = make_batches(source, encoder, layout, share, **choices)
-    identity = read_target_identity(config.target.path, config.target.dtype)
+    identity = read_target_identity(config.target.path, config.target.dtype, config.target.quantize)
     refuse_differences({"the training data": batches.fingerprint, "the target": identity})
     return batches
 

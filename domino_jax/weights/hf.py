@@ -124,8 +124,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     raw = read_json(folder, "config.json")
     if raw.pop("auto_map", None):
         log.warning("%s/config.json names code in auto_map; it is ignored, nothing of it is imported.", folder)
-    if raw.get("quantization_config"):
-        raise DataError(f"{folder} is quantised (quantization_config); use the bfloat16 or float32 checkpoint.")
     return raw
 
 
