@@ -18,7 +18,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8}
+_BITS = re.compile(r"(?:[suc]|b?f)(\d+)(?:e\d+m\d+\w*)?")  # s4, u8, bf16, f8e4m3fn, c64, …
 _LIMIT = re.compile(r"s32\[\]\S* constant\((\d+)\)")
 
 # Names for what is there already, and the ends of what was counted at its start.
@@ -101,8 +101,12 @@ def _in_place(line: Instruction, program: dict[str, list[Instruction]]) -> bool:
 
 
 def array_bytes(kind: str, dims: str) -> int:
-    """Bytes of a printed array type, as bf16 [8,128]; 0 for a kind that holds no numbers."""
-    return _BYTES[kind] * math.prod(int(size) for size in dims.split(",") if size) if kind in _BYTES else 0
+    """Bytes of a printed array type, as bf16 [8,128]; 0 for a kind that holds no numbers, such as token.
+
+    Numbers of less than a byte are packed, as compilers store them in main memory.
+    """
+    bits = 8 if kind == "pred" else int(match[1]) if (match := _BITS.fullmatch(kind)) else 0
+    return -(-bits * math.prod(int(size) for size in dims.split(",") if size) // 8)
 
 
 def _main_memory(shape: str) -> int:

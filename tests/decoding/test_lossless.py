@@ -22,6 +22,7 @@ from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
     SmallGenerator,
+    in_eight_bits,
     make_generator,
     planted_drafts,
     random_models,
@@ -81,6 +82,7 @@ AXES = {
     "batch": (1, 2, 4),  # rows; six requests queue for them, and four rows shrink to one
     "tokens": (0, 24),  # of the draft vocabulary; 0 are all
     "cache": (64, 16),  # slots of the smallest cache; all are 64, or they grow
+    "eight_bits": ("none", "target", "drafter"),  # whose matrices are in int8
 }
 
 
@@ -88,11 +90,13 @@ def head_of(drafter: str) -> str:
     return DRAFTERS[drafter].get("head", "domino")
 
 
-def valid(drafter, mode, drafts, width, tokens, **_) -> bool:
+def valid(drafter, mode, drafts, width, tokens, eight_bits, **_) -> bool:
     """Whether the case is different from all others: plain decoding reads no drafter."""
     if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
         return False
     if tokens and (drafts == "planted" or KINDS[head_of(drafter)].counts_tokens):
+        return False
+    if eight_bits == "drafter" and (drafts == "planted" or mode == "autoregressive"):
         return False
     if mode == "autoregressive":
         return (drafter, drafts, width, tokens) == ("domino", "own", "all", 0)
@@ -121,15 +125,18 @@ def requests_of(sampling: str) -> list[Request]:
 
 
 @functools.lru_cache
-def models_of(drafter: str, tokens: int = 0):
+def models_of(drafter: str, tokens: int = 0, eight_bits: str = "none"):
     models = random_models(4, **DRAFTERS[drafter])
-    return with_tokens(models, np.linspace(0, 63, tokens).astype(int)) if tokens else models
+    models = in_eight_bits(models, "target") if eight_bits == "target" else models
+    models = with_tokens(models, np.linspace(0, 63, tokens).astype(int)) if tokens else models
+    return in_eight_bits(models, "drafter") if eight_bits == "drafter" else models
 
 
 @functools.lru_cache
-def expected(tied: bool, layers: int, sampling: str) -> tuple[list[list[int]], tuple[int, ...]]:
+def expected(tied: bool, layers: int, sampling: str, int8: bool) -> tuple[list[list[int]], tuple[int, ...]]:
     """(texts by the twin, stop ids): the texts are cut at the stop ids, which end two of them early."""
     models = random_models(4, tied=tied, **({"head": "eagle3"} if layers == 4 else {}))
+    models = in_eight_bits(models, "target") if int8 else models
     filled = [
         dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
         for one in requests_of(sampling)
@@ -142,15 +149,21 @@ def expected(tied: bool, layers: int, sampling: str) -> tuple[list[list[int]], t
     return [cut(text, (inside, first)) for text in texts], (inside, first)
 
 
-def expected_for(drafter: str, sampling: str):
-    models = models_of(drafter)
-    return expected(models.target.config.tie_word_embeddings, models.target.config.num_hidden_layers, sampling)
+def expected_for(drafter: str, sampling: str, eight_bits: str = "none"):
+    config = models_of(drafter).target.config
+    return expected(config.tie_word_embeddings, config.num_hidden_layers, sampling, eight_bits == "target")
 
 
-def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: int, tokens: int = 0) -> SmallGenerator:
+def new_generator(
+    drafter: str, sampling: str, width: str, batch: int, cache: int, tokens: int = 0, eight_bits: str = "none"
+) -> SmallGenerator:
     shape = {"cache_length": 64, "max_new_tokens": LONGEST, "batch_size": batch, "smallest_cache": cache}
-    choices = {"sampling": SAMPLINGS[sampling], "stop_ids": expected_for(drafter, sampling)[1], "tree": TREE}
-    models = models_of(drafter, tokens)
+    choices = {
+        "sampling": SAMPLINGS[sampling],
+        "stop_ids": expected_for(drafter, sampling, eight_bits)[1],
+        "tree": TREE,
+    }
+    models = models_of(drafter, tokens, eight_bits)
     if width == "two" and models.drafter.config.has_backbone:
         models = with_window(models, 6, 1)
     made = make_generator(models, **shape, **choices, **WIDTHS[width])
@@ -170,9 +183,9 @@ class ForcedWidths(WidthController):
         return Choice(drafting[number // 2 % len(drafting)] if number % 2 else 0, 1 + number % 3)
 
 
-def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[Generation]:
+def check(made: SmallGenerator, drafter: str, mode: str, sampling: str, eight_bits: str = "none") -> list[Generation]:
     """The answers of a mode, after they were held against the twin's texts."""
-    texts, requests = expected_for(drafter, sampling)[0], requests_of(sampling)
+    texts, requests = expected_for(drafter, sampling, eight_bits)[0], requests_of(sampling)
     answers = made.generate(PROMPTS, mode, requests)
     reference = [Generation(text, [], "") for text in texts]
     wrong = [entry for entry in made.divergences(PROMPTS, reference, answers, requests) if not entry.near_tie]
@@ -191,10 +204,10 @@ def schedule(request: int) -> np.ndarray:
     return np.resize(np.roll(SCHEDULE, 3 * request), LONGEST)
 
 
-def planted(drafter: str, sampling: str):
+def planted(drafter: str, sampling: str, eight_bits: str = "none"):
     """planted_drafts of the twin's texts with the mistakes of `schedule`."""
     known, decoys = np.zeros((6, LONGEST), int), np.zeros((6, LONGEST), int)
-    for request, text in enumerate(expected_for(drafter, sampling)[0]):
+    for request, text in enumerate(expected_for(drafter, sampling, eight_bits)[0]):
         right, kinds = np.resize(text, LONGEST), schedule(request)
         known[request] = np.where(kinds == 0, right, (right + 1) % 64)
         decoys[request] = np.where(kinds == 2, right, (right + 2) % 64)
@@ -216,10 +229,10 @@ def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case.values())) for case in CASES])
 def test_the_text_is_the_targets(case):
-    drafter, mode, sampling, drafts, width, batch, tokens, cache = case.values()
-    made = new_generator(drafter, sampling, width, batch, cache, tokens)
-    with planted(drafter, sampling) if drafts == "planted" else contextlib.nullcontext():
-        answers = check(made, drafter, mode, sampling)
+    drafter, mode, sampling, drafts, width, batch, tokens, cache, eight_bits = case.values()
+    made = new_generator(drafter, sampling, width, batch, cache, tokens, eight_bits)
+    with planted(drafter, sampling, eight_bits) if drafts == "planted" else contextlib.nullcontext():
+        answers = check(made, drafter, mode, sampling, eight_bits)
     ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)
     assert {key[1] for key in ran} == ({4, 1} if case["batch"] == 4 else {case["batch"]})
     assert len({key[2] for key in ran}) > (case["cache"] < 64)
