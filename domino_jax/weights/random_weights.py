@@ -42,7 +42,7 @@ def target_or_random(
     model = Qwen3(read_target_config(folder), np.dtype(dtype))
     shapes = target_shapes(model.config, dtype, read_target_scheme(folder, quantize))
     log.warning("%s holds no weights: they are drawn at random, for timing alone.", path)
-    return LoadedTarget(str(path), model, random_params(shapes, sharding), hf.load_tokenizer(folder), ())
+    return LoadedTarget(str(path), model, random_params(shapes, dtype, sharding), hf.load_tokenizer(folder), ())
 
 
 def random_drafter(
