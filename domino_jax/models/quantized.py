@@ -64,7 +64,8 @@ def tiled(matrix: Mapping[str, jax.Array]) -> bool:
 def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
     """x [..., in] times the matrix, in float32: [..., out]."""
     if not tiled(matrix):
-        return _sums("...i,io->...o", x, matrix["q"]) * matrix["scale"][0]
+        x, q = _apart(x, matrix["q"])
+        return _sums("...i,io->...o", x, q) * matrix["scale"][0]
     rows = math.prod(x.shape[:-1])
     if rows > FEW_ROWS:
         return _by_copy(x, matrix)
@@ -73,6 +74,14 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
         forms["cuda"] = functools.partial(by_kernel, interpret=False)
     out = jax.lax.platform_dependent(x.reshape(rows, -1), matrix, **forms)
     return out.reshape(*x.shape[:-1], -1)
+
+
+def _apart(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same. The compiler for GPUs joins products of the same rows, or of the same matrix, and writes the joined
+    matrix in x's type for that; of different ones it does not know that they are the same."""
+    return jax.lax.platform_dependent(
+        x, q, cuda=lambda *both: jax.lax.optimization_barrier(both), default=lambda *both: both
+    )
 
 
 def _sums(formula: str, x: jax.Array, q: jax.Array) -> jax.Array:
