@@ -136,6 +136,12 @@ def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tm
         load_target(folder, "float32")
 
 
+def test_a_folder_of_gguf_files_is_refused_with_the_forms_that_work(tmp_path):
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DataError, match="GGUF file, which is not supported. Supported are Qwen's FP8 folders"):
+        load_target(tmp_path, "float32")
+
+
 def test_a_quantized_folder_takes_no_second_rounding():
     with pytest.raises(DataError, match="quantized already, but target.quantize is int8; leave it out, or name the bf"):
         load_target(FOLDERS / "fp8", "float32", quantize="int8")
