@@ -11,6 +11,7 @@ from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models.decoder_config import LIMITS
 from domino_jax.runtime.keys import Key, Section, keys_of, section
+from domino_jax.weights.quantization import QUANTIZE
 
 
 def get_config(hub_id: str) -> Section:
@@ -40,6 +41,9 @@ def _target(hub_id: str) -> Section:
         # The type of the target's weights and of all computation in train and regenerate. The drafter's master weights
         # and moments are float32.
         dtype=Key("bfloat16", choices=DTYPES),
+        # Copies of a floating folder's matrices in eight bits, made when it is loaded; the text is then that of these
+        # copies. _layers leaves the lm_head as it is. Absent: as the folder has them. The embedding is never changed.
+        quantize=Key(str, choices=tuple(QUANTIZE)),
     )
 
 

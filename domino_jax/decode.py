@@ -73,7 +73,7 @@ def main(flags: cli.Flags) -> None:
     settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
     use_exact_matmuls(settings.dtype)
     made_up = functools.partial(drafter_config_of, config)
-    loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
+    loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):
         if not flags.output:
             at_terminal(flags, loader)
@@ -148,7 +148,8 @@ def run_info(flags: cli.Flags, settings: DecodeSettings, source: PromptSource, i
     elif needs_drafter(settings.modes):
         path = config.drafter.path or ""
         drafter = {"path": path, **(drafter_identity(path) if path else {})}
-    return RunInfo(settings, {"path": config.target.path, **identity}, drafter, source)
+    target = {"path": config.target.path, "quantize": config.target.quantize, **identity}
+    return RunInfo(settings, target, drafter, source)
 
 
 def check_output(flags: cli.Flags) -> dict[str, str]:

@@ -83,7 +83,8 @@ def main(flags: cli.Flags) -> None:
 
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         # 4. Target and answers.
-        loader = Loader(config.target.path, settings, mesh, functools.partial(drafter_config_of, config), flags.head)
+        made_up = functools.partial(drafter_config_of, config)
+        loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
         loaded = loader.target()
         limit = config.decode.num_prompts or None
         answers = read_any_answers(source, config, loaded, limit)

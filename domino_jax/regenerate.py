@@ -88,7 +88,8 @@ def answer_rows(
     """`answer_prompts` for given rows and settings. processes: that answer together; None: all of the run."""
     skip_bad = config.data.skip_bad_rows
     processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
-    files = files_of(rows, output, target_identity(config.target.path), settings, processes)
+    identity = {**target_identity(config.target.path), "quantize": config.target.quantize}
+    files = files_of(rows, output, identity, settings, processes)
     if processes.count > 1:
         refuse_differences({"what the answers are made with": json.dumps(files.made_with)})
     if files.is_finished():
@@ -101,7 +102,7 @@ def answer_rows(
             " or leave use_drafter off."
         )
     with local_mesh(config.target.path, settings.batch_size) as sharding:
-        loaded = load_target(config.target.path, config.target.dtype, sharding)
+        loaded = load_target(config.target.path, config.target.dtype, sharding, config.target.quantize)
         regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
 
 

@@ -114,7 +114,8 @@ def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
     shape = config.decode.mesh
     mesh = decode_mesh(shape.data, shape.tensor, settings.batch_size, "serve.batch_size")
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-        loader = Loader(config.target.path, settings, mesh, functools.partial(drafter_config_of, config), flags.head)
+        made_up = functools.partial(drafter_config_of, config)
+        loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
         target = loader.target()
         models = loader.models(target, config.drafter.path, settings.modes)
         if models.drafter:

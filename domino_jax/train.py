@@ -94,7 +94,8 @@ def main(flags: cli.Flags) -> int | None:
         answers = held_out_answers(config, workdir, batches, tokenizer) if config.eval.every else []
         on_mesh = stack.enter_context(contextlib.ExitStack())
         on_mesh.enter_context(jax.set_mesh(mesh))
-        loaded = load_target(target.path, target.dtype, sharding.placement(mesh, target_shape.num_key_value_heads))
+        place = sharding.placement(mesh, target_shape.num_key_value_heads)
+        loaded = load_target(target.path, target.dtype, place, target.quantize)
 
         # 4. The drafter, its evaluation and its training step.
         drafter_config = final_drafter_config(config, loaded, batches, workdir)
@@ -220,8 +221,8 @@ def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer) -
             thinking=config.decode.thinking,
             dtype=config.target.dtype,
         )
-        identity = target_identity(config.target.path)
-        made_with = json.dumps([rows, settings.max_new_tokens, settings.thinking, settings.dtype, identity])
+        answering = [settings.dtype, config.target.quantize, target_identity(config.target.path)]
+        made_with = json.dumps([rows, settings.max_new_tokens, settings.thinking, *answering])
         source = workdir / f"held_out_answers-{hashlib.sha256(made_with.encode()).hexdigest()[:8]}.jsonl"
         if is_remote(workdir):
             from_primary(lambda: answer_into_bucket(config, rows, source, settings))

@@ -5,9 +5,10 @@
 
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and round with few
 candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and 6 passes.
-vocabulary: a round that drafts among few tokens. noise: a round whose drafts share the target's noise. trees:
-proposal, verify and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of 512 to 32,768 slots
-for 1 to 32 requests, and rounds of one request with a draft window. From shapes alone (programs.py).
+vocabulary: a round that drafts among few tokens. eight_bits: step and round of targets and of drafters in eight bits.
+noise: a round whose drafts share the target's noise. trees: proposal, verify and commit of 16 to 128 nodes, and a
+round. contexts: step and round over caches of 512 to 32,768 slots for 1 to 32 requests, and rounds of one request with
+a draft window. From shapes alone (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
 again. It then writes one table for each of these into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
@@ -131,6 +132,23 @@ WORKS |= {
         step_bytes,
         PLACE | {"step moved": "step, GB", "round64 moved": "round, GB", "round over step": "round ÷ step"},
     ),
+    "eight_bits": Work(
+        "Eight bits",
+        tuple(
+            (size, chip, tensor)
+            for size in ("8b", "4b", "0.6b")
+            for chip, tensor in (("h200", 1), ("v5p", 4), ("v6e", 1))
+        ),
+        9,
+        programs.eight_bits,
+        step_bytes,
+        PLACE
+        | {"step moved": "step, GB", "round64 moved": "round, GB"}
+        | {"int8 step moved": "int8 step", "int8 round64 moved": "int8 round", "int8 round64 share": "÷ bfloat16"}
+        | {"fp8 step moved": "FP8 step", "fp8 round64 moved": "FP8 round", "fp8 round64 share": "÷ bfloat16"}
+        | {"int8 round64 peak share": "int8 peak ÷ bfloat16", "draft over step": "int8 drafter: round ÷ step"}
+        | {"draft vocabulary over step": "with 32,768 tokens", "int8 draft round64 share": "both int8 ÷ bfloat16"},
+    ),
     "noise": Work(
         "Drafts that share the noise",
         (("8b", "h200", 1), ("8b", "v6e", 1), ("8b", "v5p", 4)),
@@ -248,6 +266,10 @@ def row_of(entry: Entry, record: Mapping[str, Any]) -> dict[str, Any]:
         row |= {f"{label} {key}": count for key, count in (one["launches"] or {}).items()}
     if "step moved" in row and "round64 moved" in row:
         row["round over step"] = row["round64 moved"] / row["step moved"]
+        for label in [label for label in record["programs"] if label.endswith(" round64") and f"{label} moved" in row]:
+            row[f"{label} share"] = row[f"{label} moved"] / row["round64 moved"]
+            row[f"{label} peak share"] = row[f"{label} peak"] / row["round64 peak"]
+            row[f"{label.removesuffix(' round64')} over step"] = row[f"{label} moved"] / row["step moved"]
         row["speedup"] = TAU.get(size, TAU["8b"]) / row["round over step"]
     return row
 

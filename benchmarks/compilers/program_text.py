@@ -109,6 +109,22 @@ def array_bytes(kind: str, dims: str) -> int:
     return -(-bits * math.prod(int(size) for size in dims.split(",") if size) // 8)
 
 
+def arrays_written(text: str) -> set[tuple[int, ...]]:
+    """The dimensions of the arrays that a program writes to main memory whole, updates in place left out."""
+    program = _parse(text)
+    written: set[str] = set()
+
+    def visit(computation: str) -> None:
+        for line in program[computation]:
+            if line.op in ("while", "call", "async-start"):
+                visit(_CALLED.search(line.rest)[1])
+            elif line.op not in _FREE and not line.op.endswith(("-start", "-done")) and not _in_place(line, program):
+                written.update(dims for _, dims, layout in _ARRAY.findall(line.shape) if "S(" not in (layout or ""))
+
+    visit(next(name for name in program if name.startswith("ENTRY ")))
+    return {tuple(map(int, dims.split(","))) for dims in written if dims}
+
+
 def _main_memory(shape: str) -> int:
     """Bytes of a printed shape that are in main memory: "S(1)" in a layout is a TPU's vector memory."""
     return sum(array_bytes(kind, dims) for kind, dims, layout in _ARRAY.findall(shape) if "S(" not in (layout or ""))

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from domino_jax.forecast import dry_run
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
+from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices, rows_together
 from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill
@@ -30,6 +30,7 @@ from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.estimates import device_bytes
+from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, read_scheme
 
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
 PASSES = (2, 4, 6)  # of a head that drafts in passes
@@ -82,20 +83,25 @@ def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> 
     return with_drafter(mesh, Models(target, dry_run.target_shapes(target, mesh)), config)
 
 
-def with_drafter(mesh: Mesh, models: Models, config: DominoConfig) -> Models:
-    """The shapes of a target as decoding lays them out, with those of a drafter of this config."""
+def with_drafter(mesh: Mesh, models: Models, config: DominoConfig, int8: bool = False) -> Models:
+    """The shapes of a target as decoding lays them out, with those of a drafter of this config.
+
+    int8: the drafter's matrices are in eight bits.
+    """
     target = models.target
     drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     if columns := len(config.draft_tokens):
         shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, columns), jnp.bfloat16)}
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
+    shapes = jax.eval_shape(quantized_matrices, shapes) if int8 else shapes
     tied = target.config.tie_word_embeddings
     place = sharding.decode_placement(mesh, config.num_key_value_heads, tied)
 
     def laid_out(tree):
         def one(path, leaf):
             where = place([part.key for part in path], leaf.shape)
-            return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=where)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
         return jax.tree_util.tree_map_with_path(one, tree)
 
@@ -285,6 +291,24 @@ def vocabulary(mesh: Mesh, models: Models) -> dict[str, tuple]:
     chain = chains(mesh, models)
     function, (_, *arguments) = chain[f"round{CANDIDATES[0]}"]
     return {f"round{CANDIDATES[0]}": (function, (few, *arguments)), "step": chain["step"]}
+
+
+def eight_bits(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """Step and round of the bfloat16 target, of its int8 copy and of Qwen's FP8 folder, then rounds whose drafter is in
+    int8: of the bfloat16 target with all tokens and with a draft vocabulary, and of the int8 target."""
+    config, target = models.drafter.config, models.target
+    few = config.with_vocabulary(np.arange(DRAFT_TOKENS))
+    floating = Models(target, models.target_params)
+    copies = Models(target, dry_run.target_shapes(target, mesh, QUANTIZE["int8"]))
+    tiles = Models(target, dry_run.target_shapes(target, mesh, read_scheme({"quantization_config": PUBLIC_FP8})))
+    label, programs = f"round{CANDIDATES[0]}", {}
+    for name, part in (("", floating), ("int8 ", copies), ("fp8 ", tiles)):
+        chain = chains(mesh, with_drafter(mesh, part, config))
+        programs |= {f"{name}{each}": chain[each] for each in ("step", label)}
+    rounds = {"draft": (floating, config), "draft vocabulary": (floating, few), "int8 draft": (copies, config)}
+    for name, (part, drafted) in rounds.items():
+        programs[f"{name} {label}"] = chains(mesh, with_drafter(mesh, part, drafted, int8=True))[label]
+    return programs
 
 
 def noise(mesh: Mesh, models: Models) -> dict[str, tuple]:

@@ -25,6 +25,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
+from domino_jax.weights.quantization import QUANTIZE
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -129,7 +130,13 @@ class Decoder:
         return _request(noise, **{**vars(settings.sampling), "seed": settings.seed, **sampling})
 
 
-def load(target: str, drafter: str | None = None, settings: DecodeSettings | None = None, **changes: Any) -> Decoder:
+def load(
+    target: str,
+    drafter: str | None = None,
+    settings: DecodeSettings | None = None,
+    quantize: str | None = None,
+    **changes: Any,
+) -> Decoder:
     """A Decoder of a target's folder or hub id and, for speed, a drafter's folder, hub id or train workdir.
 
     Calls use mode "tree" by default where a tree is loaded.
@@ -138,6 +145,8 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
         settings: DecodeSettings(width="adaptive") when None: every few rounds the number of drafts follows what was
             accepted and how long rounds took (docs/decoding.md). max_new_tokens is at most half of the cache and of the
             positions of either model.
+        quantize: copies of the target's matrices in eight bits: "int8", "fp8", or "int8_layers" and "fp8_layers", which
+            leave the lm_head as it is. The text is then that of these copies.
         changes: fields of DecodeSettings and of its sampling and drafting by name, as in load(target, drafter,
             dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()).
 
@@ -159,7 +168,9 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     )
     if problem := settings.problem():
         raise DominoError(str(problem))
-    loaded = load_target(target, settings.dtype)
+    if quantize not in (None, *QUANTIZE):
+        raise DominoError(f"quantize is {quantize!r}: give one of {', '.join(QUANTIZE)}, or leave it out.")
+    loaded = load_target(target, settings.dtype, quantize=quantize)
     models = load_models(loaded, drafter, drafting=settings.drafting)
     if tree and (refused := refused_mode(TREE, models.drafter.config)):
         raise DominoError(f"tree is given, but {refused}.")

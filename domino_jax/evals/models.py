@@ -95,6 +95,7 @@ class Loader:
         mesh: where the weights go, this process' first device when None.
         made_up: target config → a drafter's, for simulated runs without a drafter's folder.
         head: the head that was asked for, which a drafter's folder must have; None: any.
+        quantize: of the target, as for loading.load_target.
     """
 
     target_path: str
@@ -102,10 +103,11 @@ class Loader:
     mesh: Mesh | None
     made_up: Callable[[Qwen3Config], AnyConfig]
     head: str | None = None
+    quantize: str | None = None
 
     def target(self) -> LoadedTarget:
         simulated = self.settings.simulate_tau > 0
-        return target_or_random(self.target_path, self.settings.dtype, self._place(), simulated)
+        return target_or_random(self.target_path, self.settings.dtype, self._place(), self.quantize, simulated)
 
     def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
         """The target with the drafter that `modes` need."""
@@ -119,7 +121,8 @@ class Loader:
                     f"decode.draft_vocab is {drafting.draft_vocab}, but a drafter that simulate_tau makes up has all"
                     " tokens; name one in config.drafter.path, or set draft_vocab to 0."
                 )
-            models = random_drafter(loaded, with_window(self.made_up(loaded.model.config), drafting), place)
+            config = with_window(self.made_up(loaded.model.config), drafting)
+            models = random_drafter(loaded, config, place, drafting)
         else:
             path = named_drafter(drafter_path, modes)
             models = load_models(loaded, path, place, drafting)

@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -32,6 +31,8 @@ from domino_jax.runtime.remote import open_path
 from domino_jax.training import estimates
 from domino_jax.training.estimates import device_bytes, say_bytes
 from domino_jax.weights import loading
+from domino_jax.weights import target as weights_target
+from domino_jax.weights.quantization import PUBLIC_FP8, Scheme, read_scheme
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed.
 SHAPES = pathlib.Path(__file__).resolve().parents[2] / "assets" / "qwen3_configs"
@@ -56,7 +57,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     drafter_config = builders.drafter_config_of(config, target_config)
     target = Qwen3(target_config, np.dtype(config.target.dtype))
     drafter = builders.drafter_of(drafter_config, config)
-    params = target_shapes(target, mesh)
+    params = target_shapes(target, mesh, scheme_of(config.target.path, config.target.quantize))
     with jax.set_mesh(mesh):
         traced, state = trace_step(config, target, drafter, mesh)
         lowered = traced.lower()
@@ -96,9 +97,9 @@ def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[
     optimizer = builders.optimizer_of(config.train)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
     step = builders.train_step_of(config, target, drafter, optimizer, mesh, state)
-    return step.trace(
-        state, target_shapes(target, mesh), batch_shapes(config, mesh, config.data.max_length), key_shape(mesh)
-    ), state
+    params = target_shapes(target, mesh, scheme_of(config.target.path, config.target.quantize))
+    rows = batch_shapes(config, mesh, config.data.max_length)
+    return step.trace(state, params, rows, key_shape(mesh)), state
 
 
 def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dict[str, Any]:
@@ -120,16 +121,28 @@ def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dic
 
 def shapes_of(path: str) -> Qwen3Config:
     """The target's config: of a local folder, of a public size by its hub id, else from the hub."""
-    size = re.fullmatch(r"Qwen/Qwen3-([\d.]+B)(?:-Base)?", str(path))
+    return loading.read_target_config(_known(path) or path)
+
+
+def scheme_of(path: str, quantize: str | None) -> Scheme | None:
+    """What of the target is in eight bits; paths as for shapes_of."""
+    known = _known(path)
+    if known and str(path).endswith("-FP8"):
+        return read_scheme({"quantization_config": PUBLIC_FP8}, quantize)
+    return weights_target.read_target_scheme(known or path, quantize)
+
+
+def _known(path: str) -> pathlib.Path | None:
+    size = re.fullmatch(r"Qwen/Qwen3-([\d.]+B)(?:-Base|-FP8)?", str(path))
     known = SHAPES / size[1].lower() if size else None
-    return loading.read_target_config(known if known and known.is_dir() else path)
+    return known if known and known.is_dir() else None
 
 
-def target_shapes(target: Qwen3, mesh: Mesh) -> dict:
+def target_shapes(target: Qwen3, mesh: Mesh, scheme: Scheme | None = None) -> dict:
     """Shapes of the target's parameters with their shardings."""
-    params = jax.eval_shape(lambda: target.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+    params = weights_target.target_shapes(target.config, target.dtype, scheme)
     places = sharding.param_shardings(mesh, params, target.config.num_key_value_heads)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, target.dtype, sharding=place), params, places)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places)
 
 
 def batch_shapes(config, mesh: Mesh, length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -13,7 +13,10 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import TargetRows
 from domino_jax.models.attention import attend_cache
 from domino_jax.models.cache import Cache, LayerCache, append, append_ring, block_mask, init_cache, slots_of
+from domino_jax.models.quantized import is_quantized, quantize
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
+
+MATRICES = ("kernel", "weight_ih", "weight_hh")  # names of the parameters that layers.multiply takes
 
 
 class Drafter(nn.Module):
@@ -161,9 +164,25 @@ def rows_together(params: dict) -> dict:
     if "head" not in params:
         return params
     kernel = params["head"]["up"]["kernel"]
-    if any(device.platform == "cpu" for device in kernel.sharding.device_set):
+    values = kernel["q"] if is_quantized(kernel) else kernel
+    if any(device.platform == "cpu" for device in values.sharding.device_set):
         return params
-    return {**params, "head": {**params["head"], "up": {"kernel": transposed_in_memory(kernel)}}}
+    values = transposed_in_memory(values)
+    kernel = {**kernel, "q": values} if is_quantized(kernel) else values
+    return {**params, "head": {**params["head"], "up": {"kernel": kernel}}}
+
+
+def quantized_matrices(params: dict) -> dict:
+    """A drafter's parameters with all matrices of its products in int8, one scale for each output channel.
+
+    Tables of tokens, of which a draft reads single rows, stay as they are.
+    """
+
+    def convert(path: tuple, leaf: Any) -> Any:
+        rounded = path[-1].key in MATRICES and not is_quantized(leaf) and leaf.ndim == 2
+        return jax.jit(quantize, static_argnums=1)(leaf, "int8") if rounded else leaf
+
+    return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_quantized)
 
 
 def transposed_in_memory(matrix: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | jax.ShapeDtypeStruct:

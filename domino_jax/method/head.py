@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.models.layers import INIT_STD, Linear, with_rows
+from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
+from domino_jax.models.quantized import is_quantized
 from domino_jax.models.shapes import Hidden
-from domino_jax.models.sharding import constrain, gathered
+from domino_jax.models.sharding import constrain
 
 
 class Head(nn.Module):
@@ -82,9 +83,12 @@ class Head(nn.Module):
 
     def rows(self, columns: jax.Array) -> jax.Array:
         """`columns` [..., Q] of the matrix as rows [..., Q, E]: all that `residual_of` reads of it."""
-        kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
-        kernel = kernel if self.whole else gathered(kernel, "up")
-        return jnp.take(kernel.T, columns, axis=0)
+        kernel = in_use(self.up.variables["params"]["kernel"], None if self.whole else "up", self.dtype)
+        if not is_quantized(kernel):
+            return jnp.take(kernel.T, columns, axis=0)
+        scale = jnp.take(kernel["scale"][0], columns)
+        rows = jnp.take(kernel["q"].T, columns, axis=0).astype(jnp.float32)
+        return (rows * scale[..., None]).astype(self.dtype)
 
     def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
         """As `residual`, for a few tokens: codes [..., W, E], their `rows` [..., Q, E] → float32 [..., W, Q]."""
@@ -109,15 +113,15 @@ class SplitLinear(nn.Module):
     def part(self, index: int, x: jax.Array, bias: bool = False) -> jax.Array:
         """The share of input `index`, x [..., widths[index]] → [..., features], with the bias if wanted."""
         # Cast before it is gathered: two bytes a weight, not four, travel between devices in a bfloat16 step.
-        kernel = self._rows(gathered(self.kernel.astype(self.dtype), self.name), index)
-        product = with_rows(jnp.matmul, x.astype(self.dtype), kernel)
+        product = multiply(x.astype(self.dtype), self._rows(in_use(self.kernel, self.name, self.dtype), index))
         return product + self.bias.astype(product.dtype) if bias else product
 
-    def matrix(self, index: int) -> jax.Array:
+    def matrix(self, index: int) -> Matrix:
         """The rows of input `index` [widths[index], features], fetched once for a loop, so that their gradient is
         summed once, in float32."""
-        return self._rows(gathered(self.kernel, self.name), index)
+        return self._rows(in_use(self.kernel, self.name), index)
 
-    def _rows(self, kernel: jax.Array, index: int) -> jax.Array:
+    def _rows(self, kernel: Matrix, index: int) -> Matrix:
         start = sum(self.widths[:index])
-        return kernel[start : start + self.widths[index]]
+        rows = slice(start, start + self.widths[index])
+        return {**kernel, "q": kernel["q"][rows]} if is_quantized(kernel) else kernel[rows]

@@ -38,7 +38,7 @@ class DecoderConfig:
     rope_theta: float
     attention_bias: bool
     max_position_embeddings: int
-    # Not in the repr, which identifies targets in workdirs (loading.target_identity) by the other fields.
+    # Not in the repr, by the other fields of which identities know a target (weights/identity.py).
     qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
 

@@ -20,7 +20,7 @@ from domino_jax.models.decoder_config import (
     refuse_unsupported,
 )
 from domino_jax.models.decoder_layer import DecoderLayer
-from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, rotary_angles, with_rows
+from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_rows
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
 from domino_jax.models.sharding import constrain, gathered
 from domino_jax.runtime.errors import DataError, quote
@@ -84,7 +84,7 @@ class Qwen3(nn.Module):
     def with_gathered_head(self, params: dict) -> dict:
         """params with the vocabulary matrix laid out as `unembed` uses it: gathered once for many calls of it."""
         name, leaf = ("embed_tokens", "embedding") if self.config.tie_word_embeddings else ("lm_head", "kernel")
-        return params | {name: {leaf: gathered(params[name][leaf].astype(self.dtype), name)}}
+        return params | {name: {leaf: in_use(params[name][leaf], name, self.dtype)}}
 
     def unembed(self, hidden: Hidden) -> Logits:
         """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""

@@ -157,6 +157,11 @@ def _mesh_shape() -> Mapping[str, int] | None:
     return None if mesh.empty or mesh.size == 1 else mesh.shape
 
 
+def on_mesh() -> bool:
+    """Whether the current mesh has several devices."""
+    return _mesh_shape() is not None
+
+
 def shards(axis: str) -> int:
     """The number of parts into which the current mesh splits a logical axis; 1 without a mesh."""
     shape = _mesh_shape()

@@ -13,16 +13,27 @@ LM_HEAD = "lm_head.weight"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row of a table. `shape` is the stored one; with `transpose` the leaf has it the other way round."""
+    """One row of a table. `shape` is that of the tensor; with `transpose` the leaf has it the other way round.
+
+    dtype: of the leaf; "": the one in which the model computes.
+    stored: the only type of a tensor that is read, by its name in safetensors, I32 for four int8 values a word; "": any
+        floating one.
+    """
 
     name: str
     path: tuple[str, ...]
     shape: tuple[int, ...]
     transpose: bool = False
+    dtype: str = ""
+    stored: str = ""
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
         return self.shape[::-1] if self.transpose else self.shape
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        return (self.shape[0], -(-self.shape[1] // 4)) if self.stored == "I32" else self.shape
 
 
 def table_of(shapes: Any, prefixes: Mapping[str, str]) -> list[Entry]:

@@ -245,14 +245,15 @@ def decode_trained(config, place: Sharding, workdir: epath.Path) -> dict[str, An
     """
     requested, output = final_settings(config, config.drafter.head), workdir / "report"
     use_exact_matmuls(requested.dtype)
-    path = os.fspath(workdir / "export") if needs_drafter(requested.modes) else None
-    target = load_target(config.target.path, requested.dtype, place)
+    path, quantize = config.target.path, config.target.quantize
+    target = load_target(path, requested.dtype, place, quantize)
     mesh = jax.sharding.get_mesh()
-    models = load_models(target, path, None if mesh.empty else replicated(mesh), requested.drafting)
-    settings = fit_to_drafter(requested, models.drafter.config) if path else requested
+    export = os.fspath(workdir / "export") if needs_drafter(requested.modes) else None
+    models = load_models(target, export, None if mesh.empty else replicated(mesh), requested.drafting)
+    settings = fit_to_drafter(requested, models.drafter.config) if export else requested
     prompts, source = final_prompts(config, target, models, settings)
-    drafted_with = path and {"path": path, **drafter_identity(path)}
-    info = RunInfo(requested, {"path": config.target.path, **target.identity}, drafted_with, source)
+    drafted_with = export and {"path": export, **drafter_identity(export)}
+    info = RunInfo(requested, {"path": path, "quantize": quantize, **target.identity}, drafted_with, source)
     info = info.loaded(settings, target, prompts, models)
     # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
     with tempfile.TemporaryDirectory(prefix="domino-decode-") if is_remote(output) else nullcontext(output) as folder:

@@ -16,6 +16,8 @@ import safetensors.numpy
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows_in
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.settings import DraftSettings
+from domino_jax.models.layers import Matrix
+from domino_jax.models.quantized import is_quantized
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.hf import TOKEN_ORDER
@@ -95,7 +97,9 @@ def copied_bytes(params: Params) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves([params["lm_head"], params.get("head", {}).get("up")]))
 
 
-def _columns(matrix: jax.Array, tokens: np.ndarray, path: tuple[str, ...], place: Sharding) -> jax.Array:
-    """matrix [X, V] → [X, N]."""
+def _columns(matrix: Matrix, tokens: np.ndarray, path: tuple[str, ...], place: Sharding) -> Matrix:
+    """matrix [X, V] → [X, N]; of one in eight bits its scales as well."""
+    if is_quantized(matrix):
+        return {name: _columns(leaf, tokens, (*path, name), place) for name, leaf in matrix.items()}
     where = place(path, (matrix.shape[0], len(tokens))) if callable(place) else place
     return jax.jit(lambda matrix: jnp.take(matrix, tokens, axis=1), out_shardings=where)(matrix)

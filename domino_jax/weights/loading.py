@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.method.drafter import rows_together
+from domino_jax.method.drafter import quantized_matrices, rows_together
 from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings
@@ -20,6 +20,7 @@ from domino_jax.weights import hf, target
 from domino_jax.weights.draft_vocab import choose_tokens, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.identity import target_identity
+from domino_jax.weights.quantization import INT8
 from domino_jax.weights.target import Sharding
 
 log = logging.getLogger(__name__)
@@ -51,14 +52,14 @@ class LoadedTarget:
         return [f"{token} {text}".strip() for token, text in zip(self.stop_ids, texts, strict=True)]
 
 
-def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarget:
+def load_target(path: str, dtype: str, sharding: Sharding = None, quantize: str | None = None) -> LoadedTarget:
     """Weights in `dtype` (float32 or bfloat16), tokenizer and stop ids of a local folder or a hub id.
 
     sharding: where the weights go (target.Sharding); this process' first device when None. Of a sharded weight
-    a host reads what its devices hold.
+    a host reads what its devices hold.  quantize: a key of quantization.QUANTIZE, for copies in eight bits.
     """
     folder = hf.resolve_folder(path)
-    config, params = target.load_target(folder, np.dtype(dtype), sharding)
+    config, params = target.load_target(folder, np.dtype(dtype), sharding, quantize)
     model = Qwen3(config, np.dtype(dtype))
     tokenizer = hf.load_tokenizer(folder)
     stop_ids = hf.stop_ids(folder, tokenizer)
@@ -106,7 +107,8 @@ def load_models(
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        drafting: the tokens that are drafted (draft_vocab), and what is read of the text (draft_window); None: all.
+        drafting: the tokens that are drafted (draft_vocab), what is read of the text (draft_window), and draft_weights;
+            None: all, as they are.
     """
     if not drafter_path:
         return Models(loaded.model, loaded.params)
@@ -120,12 +122,18 @@ def load_models(
 def as_drafted(
     config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
 ) -> tuple[AnyConfig, dict]:
-    """A drafter restricted to draft_vocab tokens and to draft_window rows of the text; path: of its folder."""
+    """A drafter restricted to draft_vocab tokens and to draft_window rows of the text, with the weights of
+    draft_weights; path: of its folder."""
     config = with_window(config, drafting)
-    if not drafting.draft_vocab:
-        return config, params
-    tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)
-    return with_draft_vocab(config, params, loaded.model.config, loaded.params, tokens, sharding)
+    if drafting.draft_vocab:
+        tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)
+        config, params = with_draft_vocab(config, params, loaded.model.config, loaded.params, tokens, sharding)
+    return config, in_draft_type(params, drafting)
+
+
+def in_draft_type(params: dict, drafting: DraftSettings | None) -> dict:
+    """A drafter's parameters with its matrices as draft_weights says."""
+    return quantized_matrices(params) if drafting and drafting.draft_weights == INT8 else params
 
 
 def with_window(config: AnyConfig, drafting: DraftSettings) -> AnyConfig:

@@ -15,58 +15,72 @@ import numpy as np
 from domino_jax.method.drafter import init_drafter_params, rows_together
 from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
+from domino_jax.method.settings import DraftSettings
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights import hf
-from domino_jax.weights.loading import LoadedTarget, load_target
-from domino_jax.weights.target import Sharding, read_target_config
+from domino_jax.weights.loading import LoadedTarget, in_draft_type, load_target
+from domino_jax.weights.target import Sharding, read_target_config, read_target_scheme, target_shapes
 
+QUANTIZED_STD = 32.0  # of values in eight bits, before they are scaled
 PROMPT_TOKENS = 128  # of a made-up prompt, where none are given
 
 log = logging.getLogger(__name__)
 
 
-def target_or_random(path: str, dtype: str, sharding: Sharding = None, allowed: bool = True) -> LoadedTarget:
-    """The target of a folder or hub id; with random weights when the folder holds none and that is `allowed`."""
+def target_or_random(
+    path: str, dtype: str, sharding: Sharding = None, quantize: str | None = None, allowed: bool = True
+) -> LoadedTarget:
+    """The target of a folder or hub id; with random weights when the folder holds none and that is `allowed`.
+
+    quantize: as for load_target.
+    """
     folder = hf.resolve_folder(path)
     if not allowed or any(folder.glob("*.safetensors")):
-        return load_target(path, dtype, sharding)
+        return load_target(path, dtype, sharding, quantize)
     model = Qwen3(read_target_config(folder), np.dtype(dtype))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    shapes = target_shapes(model.config, dtype, read_target_scheme(folder, quantize))
     log.warning("%s holds no weights: they are drawn at random, for timing alone.", path)
     return LoadedTarget(str(path), model, random_params(shapes, dtype, sharding), hf.load_tokenizer(folder), ())
 
 
-def random_drafter(loaded: LoadedTarget, config: AnyConfig, sharding: Sharding = None) -> Models:
-    """The target with a drafter of `config` and random weights."""
+def random_drafter(
+    loaded: LoadedTarget, config: AnyConfig, sharding: Sharding = None, drafting: DraftSettings | None = None
+) -> Models:
+    """The target with a drafter of `config` and random weights. drafting: for draft_weights; None: the default."""
     drafter = new_drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     params = random_params(shapes, loaded.model.dtype, sharding)
-    return Models(loaded.model, loaded.params, drafter, rows_together(params))
+    return Models(loaded.model, loaded.params, drafter, rows_together(in_draft_type(params, drafting)))
 
 
 def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
     """Normal matrices at the scale of an untrained model, ones for vectors, each drawn on its own device.
 
     Args:
-        shapes: a parameter tree whose leaves have a .shape.
+        shapes: a parameter tree whose leaves have a .shape, and a .dtype where matrices are in eight bits.
     """
-    dtype = np.dtype(dtype)
     # One program for all leaves of a shape: a tree of layers repeats a dozen shapes.
     programs = {}
 
-    def draw(number: int, path: tuple, shape: tuple[int, ...]) -> jax.Array:
-        place = sharding([part.key for part in path], shape) if sharding else None
-        if (shape, place) not in programs:
-            programs[shape, place] = jax.jit(functools.partial(_drawn, shape, dtype), out_shardings=place)
-        return programs[shape, place](jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number))
+    def draw(number: int, path: tuple, leaf: Any) -> jax.Array:
+        names, shape = [part.key for part in path], leaf.shape
+        kind = names[-1] if names[-1] in ("q", "scale") and len(shape) == 2 else "floating"
+        made = np.dtype(dtype) if kind == "floating" else leaf.dtype
+        place = sharding(names, shape) if sharding else None
+        if (shape, place, kind) not in programs:
+            programs[shape, place, kind] = jax.jit(functools.partial(_drawn, shape, made, kind), out_shardings=place)
+        return programs[shape, place, kind](jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number))
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    return jax.tree.unflatten(tree, [draw(number, path, leaf.shape) for number, (path, leaf) in enumerate(leaves)])
+    return jax.tree.unflatten(tree, [draw(number, path, leaf) for number, (path, leaf) in enumerate(leaves)])
 
 
-def _drawn(shape: tuple[int, ...], dtype: np.dtype, key: jax.Array) -> jax.Array:
-    return jnp.ones(shape, dtype) if len(shape) == 1 else (INIT_STD * jax.random.normal(key, shape)).astype(dtype)
+def _drawn(shape: tuple[int, ...], dtype: np.dtype, kind: str, key: jax.Array) -> jax.Array:
+    if kind == "scale":
+        return jnp.full(shape, INIT_STD / QUANTIZED_STD, dtype)
+    std = QUANTIZED_STD if kind == "q" else INIT_STD
+    return jnp.ones(shape, dtype) if len(shape) == 1 else (std * jax.random.normal(key, shape)).astype(dtype)
 
 
 def made_up_prompts(count: int, vocab: int, length: int = PROMPT_TOKENS) -> list[dict[str, Any]]:

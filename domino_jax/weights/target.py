@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from domino_jax.models import quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, table_of
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.weights import hf
+from domino_jax.weights.quantization import Scheme, read_scheme, unpacked
 from domino_jax.weights.safetensors_file import FLOATS, is_finite
 
 Params = dict[str, Any]
@@ -33,12 +35,29 @@ _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 @functools.lru_cache(maxsize=16)
 def target_table(config: Qwen3Config) -> list[Entry]:
-    """Every tensor of a target of this config."""
+    """Every tensor of a floating target of this config."""
     one = Qwen3(dataclasses.replace(config, num_hidden_layers=1))  # all layers are alike, and tracing takes time
     shapes = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     layer = shapes.pop("layers_0")
     shapes |= {f"layers_{index}": layer for index in range(config.num_hidden_layers)}
     return table_of(shapes, {LM_HEAD: LM_HEAD, "": "model."})
+
+
+def target_shapes(config: Qwen3Config, dtype: Any, scheme: Scheme | None = None) -> dict:
+    """The parameters of a target as shapes."""
+    table = target_table(config)
+    shapes: Params = {}
+    for entry in scheme.table(table) if scheme else table:
+        shape = jax.ShapeDtypeStruct(entry.leaf_shape, np.dtype(entry.dtype or dtype))
+        _node(shapes, entry.path)[entry.path[-1]] = shape
+    return shapes
+
+
+def _node(params: Params, path: tuple[str, ...]) -> Params:
+    """The dict in a tree that holds the leaf of this path, made if it is not there."""
+    for parent in path[:-1]:
+        params = params.setdefault(parent, {})
+    return params
 
 
 def load_table(
@@ -49,23 +68,25 @@ def load_table(
     *,
     skipped: tuple[str, ...] = (),
     aliases: Mapping[str, str] | None = None,
+    quantize: Scheme | None = None,
 ) -> Params:
     """Reads every row of the table, tensor by tensor, straight to its device and in `dtype`.
 
     Args:
         skipped: names of the file that are not wanted.  aliases: {other name in the file: name in the table}.
+        quantize: which floating matrices to have in eight bits; each is rounded as it is stored, before the next one.
     """
     stored_names = _match(tensors, table, skipped, aliases or {})
-    dtype = np.dtype(dtype)
     params: Params = {}
     with Progress("loading weights", len(table), after=PATIENCE) as progress:
         for entry in table:
-            *parents, leaf = entry.path
-            node = params
-            for parent in parents:
-                node = node.setdefault(parent, {})
             place = sharding(entry.path, entry.leaf_shape) if callable(sharding) else sharding
-            node[leaf] = _load_leaf(tensors, stored_names[entry.name], entry, dtype, place)
+            rounded = quantize is not None and quantize.holds(entry)
+            leaf_dtype = None if rounded else np.dtype(entry.dtype or dtype)
+            leaf = _load_leaf(tensors, stored_names[entry.name], entry, leaf_dtype, place)
+            if rounded:
+                leaf = jax.block_until_ready(quantize_leaf(leaf, quantize.dtype, sharding, entry.path))
+            _node(params, entry.path)[entry.path[-1]] = leaf
             progress.advance(1)
     return params
 
@@ -87,9 +108,10 @@ def _match(
             wrong["twice"].append(f"{stored_names[target]} = {name}")
         else:
             stored_names[target] = name
-            stored, wanted = tensors[name], expected[target].shape
-            if stored.shape != wanted or stored.dtype not in FLOATS:
-                kind = "" if stored.dtype in FLOATS else f" {stored.dtype}"
+            stored, wanted = tensors[name], expected[target].stored_shape
+            kinds = (expected[target].stored,) if expected[target].stored else FLOATS
+            if stored.shape != wanted or stored.dtype not in kinds:
+                kind = "" if stored.dtype in kinds else f" {stored.dtype}"
                 wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):
@@ -103,17 +125,29 @@ def _match(
     return stored_names
 
 
+def quantize_leaf(leaf: jax.Array, dtype: str, sharding: Sharding, path: tuple[str, ...]) -> dict[str, jax.Array]:
+    """A floating matrix in eight bits; path: of the leaf."""
+    places = None
+    if callable(sharding):
+        shapes = {"q": leaf.shape, "scale": (1, leaf.shape[1])}
+        places = {name: sharding((*path, name), shape) for name, shape in shapes.items()}
+    return jax.jit(quantized.quantize, static_argnums=1, out_shardings=places)(leaf, dtype)
+
+
 def _load_leaf(
-    tensors: hf.Tensors, name: str, entry: Entry, dtype: np.dtype, sharding: jax.sharding.Sharding | None
+    tensors: hf.Tensors, name: str, entry: Entry, dtype: np.dtype | None, sharding: jax.sharding.Sharding | None
 ) -> jax.Array:
-    """One leaf on its device or devices; a device's slice is all that is read for it."""
+    """One leaf on its device or devices; a device's slice is all that is read for it. dtype: None as it is stored."""
 
     def read(index: tuple[slice, ...] = ()) -> np.ndarray:
-        array = tensors.read(name, index[::-1] if entry.transpose else index)
+        if entry.stored == "I32":
+            array = unpacked(tensors.read(name, index[:0:-1]), entry.shape[1])[:, index[0] if index else slice(None)]
+        else:
+            array = tensors.read(name, index[::-1] if entry.transpose else index)
         array = array.T if entry.transpose else array
         with np.errstate(over="ignore"):  # judged below, with the tensor's name
             cast = np.asarray(array, dtype=dtype, order="C")
-        if dtype.itemsize < array.dtype.itemsize and not is_finite(cast):
+        if cast.dtype.itemsize < array.dtype.itemsize and not is_finite(cast):
             raise DataError(f"{tensors.folder}: tensor {quote(name)} holds values beyond the range of {dtype}.")
         return cast
 
@@ -150,16 +184,31 @@ def read_target_config(path: str | Path) -> Qwen3Config:
         return Qwen3Config.from_dict(hf.read_config(folder))
 
 
-def load_target(path: str | Path, dtype: Any, sharding: Sharding = None) -> tuple[Qwen3Config, Params]:
-    """A target from a local folder or a hub id: its config, and its parameters in `dtype` on their devices."""
+def read_target_scheme(path: str | Path, quantize: str | None = None) -> Scheme | None:
+    """What of a local folder's or hub id's target is in eight bits, by the folder or by target.quantize."""
     folder = hf.resolve_folder(path)
-    config = read_target_config(folder)
-    tensors = hf.open_tensors(folder)
-    skipped = ()
+    with hf.naming(folder):
+        return read_scheme(hf.read_config(folder), quantize)
+
+
+def load_target(
+    path: str | Path, dtype: Any, sharding: Sharding = None, quantize: str | None = None
+) -> tuple[Qwen3Config, Params]:
+    """A target from a local folder or a hub id: its config, and its parameters in `dtype` on their devices.
+
+    quantize: a key of QUANTIZE.
+    """
+    folder = hf.resolve_folder(path)
+    config, scheme = read_target_config(folder), read_target_scheme(folder, quantize)
+    tensors, table = hf.open_tensors(folder), target_table(config)
+    skipped: tuple[str, ...] = ()
+    if scheme and not quantize:
+        table, skipped = scheme.table(table), scheme.skipped(tensors)
     if config.tie_word_embeddings and LM_HEAD in tensors:
         _check_tied(tensors)
-        skipped = (LM_HEAD,)
-    return config, load_table(tensors, target_table(config), dtype, sharding, skipped=skipped)
+        skipped = (*skipped, LM_HEAD)
+    choices = {"skipped": skipped, "quantize": scheme if quantize else None}
+    return config, load_table(tensors, table, dtype, sharding, **choices)
 
 
 def _check_tied(tensors: hf.Tensors) -> None:

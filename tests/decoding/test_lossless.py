@@ -28,6 +28,7 @@ from domino_jax.method.sampling import choice_values
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
     SmallGenerator,
+    in_eight_bits,
     make_generator,
     planted_drafts,
     random_models,
@@ -87,6 +88,7 @@ AXES = {
     "batch": (1, 2, 4),  # rows; six requests queue for them, and four rows shrink to one
     "tokens": (0, 24),  # of the draft vocabulary; 0 are all
     "cache": (64, 16),  # slots of the smallest cache; all are 64, or they grow
+    "eight_bits": ("none", "target", "drafter"),  # whose matrices are in int8
 }
 
 
@@ -94,12 +96,14 @@ def head_of(drafter: str) -> str:
     return DRAFTERS[drafter].get("head", "domino")
 
 
-def valid(drafter, mode, width, tokens, **_) -> bool:
+def valid(drafter, mode, width, tokens, eight_bits, **_) -> bool:
     """Whether the case is different from all others: plain decoding reads no drafter."""
     mode, _, planted = mode.partition(" ")
     if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
         return False
     if tokens and (planted or KINDS[head_of(drafter)].counts_tokens):
+        return False
+    if eight_bits == "drafter" and (planted or mode == "autoregressive"):
         return False
     if mode == "autoregressive":
         return (drafter, width, tokens) == ("domino", "all", 0)
@@ -128,15 +132,18 @@ def requests_of(sampling: str) -> list[Request]:
 
 
 @functools.lru_cache
-def models_of(drafter: str, tokens: int = 0):
+def models_of(drafter: str, tokens: int = 0, eight_bits: str = "none"):
     models = random_models(4, **DRAFTERS[drafter])
-    return with_tokens(models, np.linspace(0, 63, tokens).astype(int)) if tokens else models
+    models = in_eight_bits(models, "target") if eight_bits == "target" else models
+    models = with_tokens(models, np.linspace(0, 63, tokens).astype(int)) if tokens else models
+    return in_eight_bits(models, "drafter") if eight_bits == "drafter" else models
 
 
 @functools.lru_cache
-def expected(tied: bool, layers: int, sampling: str) -> tuple[list[list[int]], tuple[int, ...]]:
+def expected(tied: bool, layers: int, sampling: str, int8: bool) -> tuple[list[list[int]], tuple[int, ...]]:
     """(texts by the twin, stop ids): the texts are cut at the stop ids, which end two of them early."""
     models = random_models(4, tied=tied, **({"head": "eagle3"} if layers == 4 else {}))
+    models = in_eight_bits(models, "target") if int8 else models
     filled = [
         dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
         for one in requests_of(sampling)
@@ -149,15 +156,21 @@ def expected(tied: bool, layers: int, sampling: str) -> tuple[list[list[int]], t
     return [cut(text, (inside, first)) for text in texts], (inside, first)
 
 
-def expected_for(drafter: str, sampling: str):
-    models = models_of(drafter)
-    return expected(models.target.config.tie_word_embeddings, models.target.config.num_hidden_layers, sampling)
+def expected_for(drafter: str, sampling: str, eight_bits: str = "none"):
+    config = models_of(drafter).target.config
+    return expected(config.tie_word_embeddings, config.num_hidden_layers, sampling, eight_bits == "target")
 
 
-def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: int, tokens: int = 0) -> SmallGenerator:
+def new_generator(
+    drafter: str, sampling: str, width: str, batch: int, cache: int, tokens: int = 0, eight_bits: str = "none"
+) -> SmallGenerator:
     shape = {"cache_length": 64, "max_new_tokens": LONGEST, "batch_size": batch, "smallest_cache": cache}
-    choices = {"sampling": SAMPLINGS[sampling], "stop_ids": expected_for(drafter, sampling)[1], "tree": TREE}
-    models = models_of(drafter, tokens)
+    choices = {
+        "sampling": SAMPLINGS[sampling],
+        "stop_ids": expected_for(drafter, sampling, eight_bits)[1],
+        "tree": TREE,
+    }
+    models = models_of(drafter, tokens, eight_bits)
     if width == "two" and models.drafter.config.has_backbone:
         models = with_window(models, 6, 1)
     made = make_generator(models, **shape, **choices, **WIDTHS[width])
@@ -177,9 +190,9 @@ class ForcedWidths(WidthController):
         return Choice(drafting[number // 2 % len(drafting)] if number % 2 else 0, 1 + number % 3)
 
 
-def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[Generation]:
+def check(made: SmallGenerator, drafter: str, mode: str, sampling: str, eight_bits: str = "none") -> list[Generation]:
     """The answers of a mode, after they were held against the twin's texts."""
-    texts, requests = expected_for(drafter, sampling)[0], requests_of(sampling)
+    texts, requests = expected_for(drafter, sampling, eight_bits)[0], requests_of(sampling)
     answers = made.generate(PROMPTS, mode, requests)
     reference = [Generation(text, [], "") for text in texts]
     wrong = [entry for entry in made.divergences(PROMPTS, reference, answers, requests) if not entry.near_tie]
@@ -190,29 +203,31 @@ def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[
     return answers
 
 
-def answers_of(drafter: str, sampling: str) -> list[Answer]:
+def answers_of(drafter: str, sampling: str, eight_bits: str) -> list[Answer]:
     """The twin's texts."""
     fill = {"seed": 0, "sampling": SAMPLINGS[sampling]}
     requests = [
         dataclasses.replace(one, **{name: value for name, value in fill.items() if getattr(one, name) is None})
         for one in requests_of(sampling)
     ]
-    texts = expected_for(drafter, sampling)[0]
+    texts = expected_for(drafter, sampling, eight_bits)[0]
     return [Answer(str(row), *one) for row, one in enumerate(zip(PROMPTS, texts, requests, strict=True))]
 
 
-def judge(made: SmallGenerator, drafter: str, sampling: str, slice_blocks: int = 9):
+def judge(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str = "none", slice_blocks: int = 9):
     """The twin's texts in two packed rows, and one of nothing."""
     drafting = made.drafting("draft")
-    return AnswerPasses(answers_of(drafter, sampling), drafting, 3, slice_blocks=slice_blocks)(made.models)
+    answers = answers_of(drafter, sampling, eight_bits)
+    return AnswerPasses(answers, drafting, 3, slice_blocks=slice_blocks)(made.models)
 
 
 @functools.lru_cache
-def predicted(drafter: str, sampling: str, width: str, tokens: int):
-    return judge(new_generator(drafter, sampling, width, 2, 64, tokens), drafter, sampling)
+def predicted(drafter: str, sampling: str, width: str, tokens: int, eight_bits: str = "none"):
+    made = new_generator(drafter, sampling, width, 2, 64, tokens, eight_bits)
+    return judge(made, drafter, sampling, eight_bits)
 
 
-def margins(made: SmallGenerator, drafter: str, sampling: str):
+def margins(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str):
     """For every draft how far its value is above the next best one, in place of log_q."""
 
     def with_margin(candidates, sampling, sharpness):
@@ -222,10 +237,12 @@ def margins(made: SmallGenerator, drafter: str, sampling: str):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "settle_scored", with_margin)
-        return [one.log_q for one in judge(made, drafter, sampling)]
+        return [one.log_q for one in judge(made, drafter, sampling, eight_bits)]
 
 
-def check_rounds(answers: list[Generation], judged, made: SmallGenerator, drafter: str, mode: str, sampling: str):
+def check_rounds(
+    answers: list[Generation], judged, made: SmallGenerator, drafter: str, mode: str, sampling: str, eight_bits="none"
+):
     """The rounds are those of the walk over what was judged, but for near ties of the drafter."""
     width = made.drafting(mode).width(made.drafter)
     for row, (answer, one) in enumerate(zip(answers, judged, strict=True)):
@@ -235,7 +252,7 @@ def check_rounds(answers: list[Generation], judged, made: SmallGenerator, drafte
             continue  # the former at a near tie of the target
         pairs = enumerate(zip(walk, answer.accept_lengths, strict=False))
         first, draft = next((place, min(pair) - 1) for place, pair in pairs if len({*pair}) > 1)
-        margin = margins(made, drafter, sampling)[row][sum(walk[:first]), draft]
+        margin = margins(made, drafter, sampling, eight_bits)[row][sum(walk[:first]), draft]
         assert mode == "draft" and margin < NEAR_TIE["float32"], (row, walk, answer.accept_lengths, margin)
 
 
@@ -247,10 +264,10 @@ def schedule(request: int) -> np.ndarray:
     return np.resize(np.roll(SCHEDULE, 3 * request), LONGEST)
 
 
-def planted(drafter: str, sampling: str):
+def planted(drafter: str, sampling: str, eight_bits: str = "none"):
     """planted_drafts of the twin's texts with the mistakes of `schedule`."""
     known, decoys = np.zeros((6, LONGEST), int), np.zeros((6, LONGEST), int)
-    for request, text in enumerate(expected_for(drafter, sampling)[0]):
+    for request, text in enumerate(expected_for(drafter, sampling, eight_bits)[0]):
         right, kinds = np.resize(text, LONGEST), schedule(request)
         known[request] = np.where(kinds == 0, right, (right + 1) % 64)
         decoys[request] = np.where(kinds == 2, right, (right + 2) % 64)
@@ -272,13 +289,15 @@ def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case.values())) for case in CASES])
 def test_the_text_is_the_targets(case):
-    drafter, mode, sampling, width, batch, tokens, cache = case.values()
+    drafter, mode, sampling, width, batch, tokens, cache, eight_bits = case.values()
     mode, _, drafts = mode.partition(" ")
-    made = new_generator(drafter, sampling, width, batch, cache, tokens)
-    with planted(drafter, sampling) if drafts else contextlib.nullcontext():
-        answers = check(made, drafter, mode, sampling)
-    if drafts == "own" and mode in ("backbone", "draft") and width != "changing":
-        check_rounds(answers, predicted(drafter, sampling, width, tokens), made, drafter, mode, sampling)
+    made = new_generator(drafter, sampling, width, batch, cache, tokens, eight_bits)
+    with planted(drafter, sampling, eight_bits) if drafts else contextlib.nullcontext():
+        answers = check(made, drafter, mode, sampling, eight_bits)
+    if not drafts and mode in ("backbone", "draft") and width != "changing":
+        check_rounds(
+            answers, predicted(drafter, sampling, width, tokens, eight_bits), made, drafter, mode, sampling, eight_bits
+        )
     ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)
     assert {key[1] for key in ran} == ({4, 1} if case["batch"] == 4 else {case["batch"]})
     assert len({key[2] for key in ran}) > (case["cache"] < 64)

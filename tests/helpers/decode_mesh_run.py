@@ -26,7 +26,7 @@ from domino_jax.models import sharding
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
 from domino_jax.training.evaluate import Evaluation
-from tests.helpers.decoding_models import make_generator, random_models, random_prompts, texts
+from tests.helpers.decoding_models import in_eight_bits, make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)
 MODES = ("autoregressive", "domino", "tree")
@@ -56,10 +56,12 @@ def count_split(tree) -> int:
     return sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(tree))
 
 
-def run(data: int, tensor: int, tied: bool = False) -> dict:
+def run(data: int, tensor: int, tied: bool = False, int8: bool = False) -> dict:
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     with jax.set_mesh(mesh):
-        models = laid_out(random_models(tied=tied), mesh)
+        models = random_models(tied=tied)
+        models = in_eight_bits(in_eight_bits(models, "target"), "drafter") if int8 else models
+        models = laid_out(models, mesh)
         choices = {"batch_size": 8, "sampling": SamplingParams(1.0)}
         few = make_generator(models, head_candidates=CANDIDATES, tree=TREE, **choices)
         found = {name: texts(few.generate(PROMPTS[:8], mode)) for name, mode in ONE_BATCH.items()}

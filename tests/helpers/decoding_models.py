@@ -16,7 +16,7 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
-from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices
 from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.medusa import MedusaConfig
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
@@ -24,6 +24,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.tree import ancestor_table
 from domino_jax.method.verify import Tree
+from domino_jax.models.quantized import quantize
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.draft_vocab import with_draft_vocab
@@ -131,6 +132,17 @@ def with_window(models: Models, window: int, sink: int = 0) -> Models:
     """The models whose drafter reads the last `window` rows of a text and its first `sink` ones."""
     config = dataclasses.replace(models.drafter.config, draft_window=window, draft_sink=sink)
     return models.replace(drafter=models.drafter.clone(config=config))
+
+
+def in_eight_bits(models: Models, part: str) -> Models:
+    """The models with the matrices of the "target" or the "drafter" in int8."""
+    if part == "drafter":
+        return models.replace(drafter_params=quantized_matrices(models.drafter_params))
+
+    def convert(path, leaf):
+        return quantize(leaf, "int8") if path[-1].key == "kernel" else leaf
+
+    return models.replace(target_params=jax.tree_util.tree_map_with_path(convert, models.target_params))
 
 
 def rows_read(models: Models, state, row: int, end: int) -> list[jax.Array]:

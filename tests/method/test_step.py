@@ -16,7 +16,9 @@ from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
 from domino_jax.method.state import init_state
 from domino_jax.method.step import label_blocks, make_train_step, target_pass
+from domino_jax.models.quantized import dequantized, is_quantized
 from domino_jax.weights.draft_vocab import with_draft_vocab
+from tests.helpers.decoding_models import in_eight_bits
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
@@ -249,3 +251,15 @@ def test_fresh_parameters_follow_the_initialisation_of_the_contract():
         assert abs(float(weight.std()) - bound / 3**0.5) < 0.1 * bound
     assert 0.017 < float(params["head"]["down"]["kernel"].std()) < 0.023
     assert 0.017 < float(params["head"]["up"]["kernel"].std()) < 0.023
+
+
+def test_a_step_on_a_quantized_target_is_that_on_its_dequantized_weights():
+    """The lm_head is in eight bits too, and gradients flow through it."""
+    target, _ = models()
+    rounded = in_eight_bits(Models(target.module, target.params), "target").target_params
+    floating = jax.tree.map(lambda x: dequantized(x) if is_quantized(x) else x, rounded, is_leaf=is_quantized)
+    both = [train_step()(compiled_start()(), params, batch_of(), KEY)[1] for params in (rounded, floating)]
+    measured, expected = jax.device_get(both)
+    assert measured["grad_norm"] > 0
+    for name in ("loss", "grad_norm", "accuracy"):
+        np.testing.assert_allclose(measured[name], expected[name], rtol=1e-4)

@@ -204,12 +204,6 @@ def test_auto_map_is_ignored_with_one_warning_and_never_imported(tmp_path, caplo
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_quantised_checkpoint_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(DataError, match="quantised"):
-        hf.read_config(tmp_path)
-
-
 @pytest.mark.parametrize(
     "generation, config, expected",
     [

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig
 from domino_jax.method.config_keys import either, lacks, optional_integer, refuse, section, shift_label
 from domino_jax.method.head import Head, SplitLinear
-from domino_jax.models.layers import with_rows
+from domino_jax.models.layers import Matrix, in_use, multiply
 from domino_jax.models.shapes import Hidden
-from domino_jax.models.sharding import gathered
 from domino_jax.runtime.keys import Key
 
 PROJECTORS = ("domino", "causal_v5")  # as projector_type; the second is the name early checkpoints carry
@@ -117,20 +116,19 @@ class GRU(nn.Module):
 
     def input_gates(self, x: jax.Array) -> jax.Array:
         """x [..., D] → the input's share of the three gates [..., 3U]."""
-        matrix = gathered(self.weight_ih.astype(self.dtype), "weight_ih")
-        return with_rows(jnp.matmul, x.astype(self.dtype), matrix)
+        return multiply(x.astype(self.dtype), in_use(self.weight_ih, "weight_ih", self.dtype))
 
-    def hidden_matrix(self) -> jax.Array:
+    def hidden_matrix(self) -> Matrix:
         """The matrix [U, 3U] of `advance`, fetched once for a loop, so that its gradient is summed once, in float32."""
-        return gathered(self.weight_hh, "weight_hh")
+        return in_use(self.weight_hh, "weight_hh")
 
-    def advance(self, state: jax.Array, input_gates: jax.Array, matrix: jax.Array | None = None) -> jax.Array:
+    def advance(self, state: jax.Array, input_gates: jax.Array, matrix: Matrix | None = None) -> jax.Array:
         """h' = (1-u)·n + u·h with r, u from both shares and n = tanh(W_n x + r·(U_n h)). state float32 [..., U].
 
         matrix: hidden_matrix(), when a loop has fetched it.
         """
         matrix = self.hidden_matrix() if matrix is None else matrix
-        hidden_gates = with_rows(jnp.matmul, state.astype(self.dtype), matrix.astype(self.dtype))
+        hidden_gates = multiply(state.astype(self.dtype), matrix)
         x_reset, x_update, x_new = jnp.split(input_gates.astype(jnp.float32), 3, axis=-1)
         h_reset, h_update, h_new = jnp.split(hidden_gates.astype(jnp.float32), 3, axis=-1)
         reset = jax.nn.sigmoid(x_reset + h_reset)

@@ -26,7 +26,7 @@ from domino_jax.method.losses import (
     Sums,
     total_variation,
 )
-from domino_jax.models.layers import with_rows
+from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.keys import Key
@@ -216,9 +216,9 @@ class MarkovHead(Head):
             return v
         return jax.nn.sigmoid(half + self.gate.part(1, v)) * v
 
-    def _recur(self, state: jax.Array, share: jax.Array, matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _recur(self, state: jax.Array, share: jax.Array, matrix: Matrix) -> tuple[jax.Array, jax.Array]:
         """One slot of the recurrence: state float32 [..., E], what else goes into p, c and o [..., 3E]."""
-        joined = share + with_rows(jnp.matmul, state.astype(self.dtype), matrix.astype(self.dtype))
+        joined = share + multiply(state.astype(self.dtype), matrix)
         keep, new, out = jnp.split(joined.astype(jnp.float32), 3, axis=-1)
         keep = jax.nn.sigmoid(keep)
         return keep * state + (1.0 - keep) * jnp.tanh(new), jnp.tanh(out).astype(self.dtype)

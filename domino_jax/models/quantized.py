@@ -1,0 +1,144 @@
+"""Matrices in eight bits: values q [in, out], int8 or float8_e4m3fn, with float32 scales, and their products with rows.
+
+Such a matrix is a dict {"q", "scale"} in the place of a floating one. `scale` is [1, out], one number for each output
+channel, or [in / 128, out / 128], one for each tile of 128 × 128 values, as in Qwen's FP8 folders.
+
+Decoding is as fast as its weights can be read, so no program may write a floating copy of a matrix. Scales are
+therefore applied after the product: scaled before it, the compiler for GPUs writes a copy in every round, 2.5 times the
+bytes of a bfloat16 matrix (docs/compilers.md).
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from domino_jax.models import long_attention
+from domino_jax.models.gpu_attention import multiplies_bfloat16
+from domino_jax.models.sharding import on_mesh
+
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+TILE = 128
+# Rows of a product that are few enough to come from decoding. With more, the time goes into multiplying.
+FEW_ROWS = 128
+SHARES = 4  # programs of the kernel for GPUs that divide the inputs of a column of tiles
+FEWEST_ROWS = 16  # of a product in that kernel; a power of two
+
+
+def is_quantized(leaf: Any) -> bool:
+    return isinstance(leaf, Mapping) and "q" in leaf
+
+
+def quantize(kernel: jax.Array, dtype: str) -> dict[str, jax.Array]:
+    """A floating matrix [in, out] with one scale for each output channel: q = round(w / s), s = max |w| / LARGEST.
+
+    The maximum is over the inputs of the channel (vector-wise absmax quantization, Dettmers et al., arXiv 2208.07339,
+    equations 3 and 4; FP8: Micikevicius et al., arXiv 2209.05433, section 4). Ties go to even.
+
+    Args:
+        dtype: a key of LARGEST.
+    """
+    kernel = kernel.astype(jnp.float32)
+    scale = jnp.abs(kernel).max(axis=0, keepdims=True) / LARGEST[dtype]
+    values = kernel / jnp.where(scale == 0, 1.0, scale)
+    return {"q": (jnp.round(values) if dtype == "int8" else values).astype(dtype), "scale": scale}
+
+
+def dequantized(matrix: Mapping[str, jax.Array]) -> jax.Array:
+    """The matrix in float32, [in, out]."""
+    q, scale = matrix["q"], matrix["scale"]
+    if tiled(matrix):
+        scale = scale.repeat(TILE, axis=0).repeat(TILE, axis=1)
+    return q.astype(jnp.float32) * scale
+
+
+def tiled(matrix: Mapping[str, jax.Array]) -> bool:
+    return matrix["scale"].shape[1] != matrix["q"].shape[1]
+
+
+def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
+    """x [..., in] times the matrix, in float32: [..., out]."""
+    if not tiled(matrix):
+        x, q = _apart(x, matrix["q"])
+        return _sums("...i,io->...o", x, q) * matrix["scale"][0]
+    rows = math.prod(x.shape[:-1])
+    if rows > FEW_ROWS:
+        return _by_copy(x, matrix)
+    forms = {"cpu": _by_copy, "default": _by_tiles}
+    if kernel_applies(x):
+        forms["cuda"] = functools.partial(by_kernel, interpret=False)
+    out = jax.lax.platform_dependent(x.reshape(rows, -1), matrix, **forms)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _apart(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same. The compiler for GPUs joins products of the same rows, or of the same matrix, and writes the joined
+    matrix in x's type for that; of different ones it does not know that they are the same."""
+    return jax.lax.platform_dependent(
+        x, q, cuda=lambda *both: jax.lax.optimization_barrier(both), default=lambda *both: both
+    )
+
+
+def _sums(formula: str, x: jax.Array, q: jax.Array) -> jax.Array:
+    return jnp.einsum(formula, x, q.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _by_copy(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
+    return _sums("...i,io->...o", x, dequantized(matrix))
+
+
+def _by_tiles(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
+    """One product for each row of tiles, whose sums [T, out] are then scaled."""
+    q, scale = matrix["q"], matrix["scale"]
+    tiles = x.reshape(len(x), -1, TILE)
+    sums = _sums("tbi,bio->bto", tiles, q.reshape(-1, TILE, q.shape[1]))
+    scaled = sums.reshape(*sums.shape[:2], -1, TILE) * scale[:, None, :, None]
+    return scaled.sum(axis=0).reshape(len(x), -1)
+
+
+# ---------------------------------------------------------------------------------------------- the kernel for GPUs
+
+
+def kernel_applies(x: jax.Array) -> bool:
+    return x.dtype == jnp.bfloat16 and not on_mesh() and multiplies_bfloat16(jax.devices()[0])
+
+
+def by_kernel(x: jax.Array, matrix: Mapping[str, jax.Array], interpret: bool) -> jax.Array:
+    """`product` of x bfloat16 [T, in] and tiles: a program computes 128 channels from a share of the inputs.
+
+    interpret: run the kernel as ordinary JAX operations, on any device.
+    """
+    q, scale = matrix["q"], matrix["scale"]
+    count, width = x.shape[0], q.shape[1]
+    rows = max(FEWEST_ROWS, 1 << (count - 1).bit_length())
+    shares = math.gcd(SHARES, len(scale))
+    tiles = len(scale) // shares
+    parts = pl.pallas_call(
+        _kernel,
+        grid=(width // TILE, shares),
+        in_specs=[
+            pl.BlockSpec((rows, tiles * TILE), lambda column, share: (0, share)),
+            pl.BlockSpec((tiles * TILE, TILE), lambda column, share: (share, column)),
+            pl.BlockSpec((tiles, 1), lambda column, share: (share, column)),
+        ],
+        out_specs=pl.BlockSpec((None, rows, TILE), lambda column, share: (share, 0, column)),
+        out_shape=jax.ShapeDtypeStruct((shares, rows, width), jnp.float32),
+        compiler_params=triton.CompilerParams(num_warps=4 if rows < FEW_ROWS else 8, num_stages=3),
+        interpret=interpret,
+    )(jnp.pad(x, ((0, rows - count), (0, 0))), q, scale)
+    return parts.sum(axis=0)[:count]
+
+
+def _kernel(x_ref, q_ref, scale_ref, out_ref):
+    def add(tile, sums):
+        inputs = pl.ds(tile * TILE, TILE)
+        values = q_ref[inputs, :].astype(x_ref.dtype)
+        return sums + long_attention.product(x_ref[:, inputs], values, 0) * scale_ref[tile, 0]
+
+    start = jnp.zeros(out_ref.shape, jnp.float32)
+    out_ref[...] = jax.lax.fori_loop(0, scale_ref.shape[0], add, start)

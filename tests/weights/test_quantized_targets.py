@@ -1,0 +1,170 @@
+"""Targets in eight bits: public folders give transformers' logits, copies follow their formula, the rest is refused.
+
+tests/golden/quantized has one random Qwen3 in four public layouts (tests/golden/README.md).
+"""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from domino_jax.method.pair import Models
+from domino_jax.models.quantized import dequantized, is_quantized, quantize
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.runtime.errors import DataError
+from domino_jax.weights import hf
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.loading import cast_target, read_target_identity
+from domino_jax.weights.loading import load_target as load
+from domino_jax.weights.random_weights import target_or_random
+from domino_jax.weights.target import load_target
+from tests.helpers.decoding_models import check_lossless, make_generator, random_drafter, random_prompts
+from tests.helpers.models import GOLDEN
+
+FOLDERS = GOLDEN / "quantized"
+FORMS = {"fp8": "float8_e4m3fn", "float_quantized": "float8_e4m3fn", "pack_quantized": "int8", "int_quantized": "int8"}
+
+
+def config_of(form: str) -> dict:
+    return json.loads((FOLDERS / form / "config.json").read_text())
+
+
+def folder_with(tmp_path, form: str, **changes) -> str:
+    """A copy of a golden folder; changes: of its quantization_config, "weights__…" of the weights of its group."""
+    shutil.copytree(FOLDERS / form, tmp_path / "target")
+    raw = config_of(form)
+    for key, value in changes.items():
+        part = raw["quantization_config"]
+        if key.startswith("weights__"):
+            part = part["config_groups"]["group_0"]["weights"]
+        part[key.removeprefix("weights__")] = value
+    (tmp_path / "target" / "config.json").write_text(json.dumps(raw))
+    return str(tmp_path / "target")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_public_folder_gives_the_logits_of_transformers_with_its_dequantized_weights(form):
+    golden = load_file(FOLDERS / "golden.safetensors")
+    config, params = load_target(FOLDERS / form, "float32")
+    run = jax.jit(lambda tokens: Qwen3(config).apply({"params": params}, tokens)["logits"])
+    np.testing.assert_allclose(run(golden["input_ids"].astype(np.int32)), golden[form], rtol=0, atol=1e-4)
+    layer = params["layers_0"]
+    assert layer["self_attn"]["q_proj"]["kernel"]["q"].dtype == FORMS[form]
+    # What the folder leaves floating stays so: always the embedding, and the modules that it names.
+    assert is_quantized(layer["mlp"]["down_proj"]["kernel"]) == (form != "pack_quantized")
+    assert is_quantized(params["lm_head"]["kernel"]) == (form == "int_quantized")
+
+
+@pytest.mark.parametrize("form", ["fp8", "int_quantized"])
+def test_every_mode_gives_the_text_of_a_quantized_folder(form):
+    config, params = load_target(FOLDERS / form, "float32")
+    target = Qwen3(config)
+    models = Models(target, params, *random_drafter(target, layer_types=("full_attention",)))
+    made = make_generator(models, batch_size=2)
+    check_lossless(made, random_prompts(2), ("autoregressive", "draft"))
+
+
+def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_what_it_is_told_to(tmp_path):
+    """A bfloat16 target and a float32 one have the same copies, also after a cast."""
+    folder = GOLDEN / "untied_noshift" / "target"
+    plain, copied = (load(str(folder), "float32", quantize=quantize) for quantize in (None, "fp8"))
+    kernel = plain.params["layers_0"]["mlp"]["up_proj"]["kernel"]
+    expected = quantize(kernel, "float8_e4m3fn")
+    for loaded in (copied, load(str(folder), "bfloat16", quantize="fp8"), cast_target(copied, "bfloat16")):
+        jax.tree.map(np.testing.assert_array_equal, loaded.params["layers_0"]["mlp"]["up_proj"]["kernel"], expected)
+    assert cast_target(copied, "bfloat16").params["norm"]["scale"].dtype == jnp.bfloat16
+    assert is_quantized(copied.params["lm_head"]["kernel"]) and not is_quantized(copied.params["embed_tokens"])
+    layers = load(str(folder), "float32", quantize="int8_layers")
+    assert not is_quantized(layers.params["lm_head"]["kernel"])
+    np.testing.assert_array_equal(layers.params["lm_head"]["kernel"], plain.params["lm_head"]["kernel"])
+    names = {read_target_identity(str(folder), "float32", quantize) for quantize in (None, "int8", "int8_layers")}
+    assert len(names) == 3  # another target for regenerated rows and for workdirs
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "named"),
+    [
+        ("fp8", {"quant_method": "awq", "bits": 4}, "quant_method 'awq'"),
+        ("fp8", {"quant_method": "gptq", "bits": 8}, "quant_method 'gptq'"),
+        ("fp8", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
+        ("fp8", {"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
+        ("fp8", {"weight_block_size": None}, "weight_block_size None"),
+        ("fp8", {"weight_block_size": [64, 64]}, "weight_block_size [64, 64]"),
+        ("fp8", {"activation_scheme": "static"}, "activation_scheme 'static'"),
+        ("fp8", {"scale_fmt": "ue8m0"}, "scale_fmt 'ue8m0'"),
+        ("pack_quantized", {"weights__num_bits": 4}, "weights.num_bits 4"),
+        ("pack_quantized", {"weights__strategy": "group", "weights__group_size": 128}, "weights.strategy 'group'"),
+        ("pack_quantized", {"weights__symmetric": False}, "weights.symmetric False"),
+        ("pack_quantized", {"weights__actorder": "weight"}, "weights.actorder 'weight'"),
+        ("float_quantized", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
+        ("float_quantized", {"weights__type": "int"}, "weights.type 'int'"),
+        ("float_quantized", {"weights__strategy": "tensor"}, "weights.strategy 'tensor'"),
+        ("float_quantized", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
+        ("float_quantized", {"transform_config": {"config_groups": {}}}, "transform_config"),
+        ("float_quantized", {"config_groups": {}}, "config_groups {}"),
+    ],
+)
+def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, form, changes, named):
+    with pytest.raises(DataError) as error:
+        load_target(folder_with(tmp_path, form, **changes), "float32")
+    message = str(error.value)
+    assert named in message and "Qwen/Qwen3-8B-FP8" in message and "target.quantize=int8" in message
+    assert "target/config.json has quantization_config." in message and len(message.splitlines()) == 1
+
+
+def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tmp_path):
+    folder = folder_with(tmp_path, "fp8")
+    tensors = {name: stored.read() for name, stored in hf.open_tensors(FOLDERS / "fp8").items()}
+    name = "model.layers.0.self_attn.q_proj.weight"  # of two tiles
+    scale = tensors[f"{name}_scale_inv"]
+    changed = {f"{name}_scale_inv": scale[:1], name: dequantized({"q": tensors[name].T, "scale": scale.T}).T}
+    for key, value in changed.items():
+        save_file({**tensors, key: np.asarray(value)}, f"{folder}/model.safetensors")
+        with pytest.raises(DataError, match=f"1 misshaped(.|\n)*{key}.* for "):
+            load_target(folder, "float32")
+    del tensors[f"{name}_scale_inv"]
+    save_file(tensors, f"{folder}/model.safetensors")
+    with pytest.raises(DataError, match=f"1 missing(.|\n)*{name}_scale_inv"):
+        load_target(folder, "float32")
+    tensors[f"{name}_scale_inv"] = np.full_like(scale, np.nan)
+    save_file(tensors, f"{folder}/model.safetensors")
+    with pytest.raises(DataError, match="weight_scale_inv' holds NaN"):
+        load_target(folder, "float32")
+
+
+def test_a_folder_of_gguf_files_is_refused_with_the_forms_that_work(tmp_path):
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DataError, match="GGUF file, which is not supported. Supported are Qwen's FP8 folders"):
+        load_target(tmp_path, "float32")
+
+
+def test_a_quantized_folder_takes_no_second_rounding():
+    with pytest.raises(DataError, match="quantized already, but target.quantize is int8; leave it out, or name the bf"):
+        load_target(FOLDERS / "fp8", "float32", quantize="int8")
+
+
+def test_a_drafter_that_inherits_the_key_of_its_target_is_read_by_its_tensors(tmp_path):
+    shutil.copytree(GOLDEN / "tied_shift" / "drafter", tmp_path / "drafter")
+    raw = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    raw["quantization_config"] = config_of("fp8")["quantization_config"]
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(raw))
+    target, _ = load_target(GOLDEN / "tied_shift" / "target", "float32")
+    folders = (GOLDEN / "tied_shift" / "drafter", tmp_path / "drafter")
+    jax.tree.map(np.testing.assert_array_equal, *(load_drafter(folder, target, "float32")[1] for folder in folders))
+
+
+@pytest.mark.parametrize(("form", "quantize"), [("fp8", None), ("pack_quantized", None), ("plain", "int8")])
+def test_a_folder_without_weights_gets_random_ones_of_its_scheme(tmp_path, form, quantize):
+    raw = config_of("fp8" if form == "plain" else form)
+    if form == "plain":
+        del raw["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    made = target_or_random(str(tmp_path), "bfloat16", quantize=quantize)
+    kernel = made.params["layers_0"]["mlp"]["up_proj"]["kernel"]
+    assert float(dequantized(kernel).std()) == pytest.approx(0.02, rel=0.05)
+    logits = made.model.apply({"params": made.params}, jnp.zeros((1, 3), jnp.int32))["logits"]
+    assert np.isfinite(logits).all() and float(logits.std()) > 0
