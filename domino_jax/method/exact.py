@@ -180,7 +180,8 @@ def _row_drafts(
 ) -> Callable[[Batch], tuple[Drafted, None]]:
     """`_block_drafts` for drafters that draft from the row before the anchor: heads on the target's last hidden state,
     and EAGLE-3, whose passes read the text's tokens as in its training. Up to the first rejected draft those are its
-    drafts, and log_q of the drafts after it is given the text."""
+    drafts, and log_q of the drafts after it is given the text. A sliding window of EAGLE-3 stays at the row, where in
+    decoding it moves along with the drafts."""
     gathered, config = models.with_gathered_head(), models.drafter.config
     if not config.draws_paths:
         read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
