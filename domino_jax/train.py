@@ -41,12 +41,18 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
-from domino_jax.runtime.made_with import differences, flatten, refuse
+from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, cache_folder, open_path
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import estimates, hooks
-from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_unknown
+from domino_jax.training.checkpoints import (
+    Checkpoints,
+    Restored,
+    refuse_changes,
+    refuse_other_target,
+    refuse_unknown,
+)
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
@@ -338,17 +344,6 @@ def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) 
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
             f"{meta['data'][:12]} now); bring the old rows and decode.thinking back,\n"
             "train in another workdir, or allow it with --allow_config_change=data.train"
-        )
-
-
-def refuse_other_target(saved: dict, identity: dict, allowed: tuple[str, ...]) -> None:
-    """Refuse to go on from, or to show, what was trained for another target; saved: has its identity as "target"."""
-    if not any(entry.split(".")[0] == "target" for entry in allowed):
-        before = {key: value for key, value in saved.items() if key == "target"}
-        refuse(
-            differences(before, {"target": identity}),
-            "this workdir was trained for another target than the one in config.target.path:",
-            "Bring its folder back, train in another workdir, or allow it with --allow_config_change=target.path",
         )
 
 

@@ -250,6 +250,17 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
+def refuse_other_target(saved: dict, identity: dict, allowed: tuple[str, ...]) -> None:
+    """Refuse to go on from, or to show, what was trained for another target; saved: has its identity as "target"."""
+    if not any(entry.split(".")[0] == "target" for entry in allowed):
+        before = {key: value for key, value in saved.items() if key == "target"}
+        refuse(
+            differences(before, {"target": identity}),
+            "this workdir was trained for another target than the one in config.target.path:",
+            "Bring its folder back, train in another workdir, or allow it with --allow_config_change=target.path",
+        )
+
+
 def refuse_unknown(allowed: Collection[str], names: Collection[str]) -> None:
     """A DominoError for an entry of --allow_config_change that covers none of the recipe's keys `names`."""
     for entry in allowed:
