@@ -26,12 +26,12 @@ from etils import epath
 from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.answers import Answer, AnswerPasses, check_answers, read_answers
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
 from domino_jax.evals.judged import widths_of
-from domino_jax.evals.models import Loader, decode_mesh, named_drafter
+from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.evals.prompts import prepare_prompts
 from domino_jax.evals.report import read_report, refuse_file
 from domino_jax.evals.round_times import round_seconds
@@ -45,10 +45,12 @@ from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows, read_rows
 from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime import distributed
+from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import read_json
+from domino_jax.weights.identity import drafter_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 ANSWERS = "answers.jsonl"
@@ -59,7 +61,9 @@ def main(flags: cli.Flags) -> None:
     # 1. The recipe, and what is compared.
     config = flags.config
     rules.check(config, "evaluate")
-    paths = flags.drafters or (named_drafter(config.drafter.path, (DRAFT,)),)
+    paths = flags.drafters or tuple(filter(None, [config.drafter.path]))
+    if not all(paths) or not paths:
+        raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
     if len(set(paths)) < len(paths):
         raise DominoError(f"--drafters={','.join(paths)} names a folder twice; name each drafter once.")
     if is_remote(flags.output):
@@ -77,7 +81,8 @@ def main(flags: cli.Flags) -> None:
 
     # 3. The answers, made by the target where none are given.
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
-    settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None)
+    real = {"simulate_tau": 0.0, "parity": "near_tie", "concurrency": (), "ignore_eos": False}
+    settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
     use_exact_matmuls(settings.dtype)
     source = flags.answers or str(make_answers(config, settings, output / ANSWERS))
 
@@ -90,13 +95,15 @@ def main(flags: cli.Flags) -> None:
         answers = read_any_answers(source, config, loaded, limit)
         target = Models(loaded.model, loaded.params)
         check_answers(answers, target, source)
-        chosen = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh).refuse_strange(target, source)
+        passes = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh)
+        refuse_differences({"the answers": passes.digest})
+        chosen = passes.refuse_strange(target, source)
 
         # 5. Each drafter: its weights, its pass, its rounds.
         judged, drafters, seconds = {}, {}, {}
         for path in paths:
             models = loader.models(loaded, path, (DRAFT,))
-            judged[path], drafters[path] = judge(models, settings, answers, mesh, source), drafter_facts(models)
+            judged[path], drafters[path] = judge(models, settings, answers, mesh, source), drafter_facts(models, path)
             if given_seconds:
                 seconds[path] = given_seconds
             elif flags.round_seconds:
@@ -104,9 +111,10 @@ def main(flags: cli.Flags) -> None:
             say(f"{path}: judged")
 
     # 6. The report.
-    sampling = answers[0].request.sampling
-    origin = {"target": config.target.path, "dtype": settings.dtype}
-    origin["answers"] = {"source": source, "chosen": chosen, "temperature": sampling.temperature}
+    temperatures = {answer.request.sampling.temperature for answer in answers}
+    target = {"path": config.target.path, "quantize": config.target.quantize, **loaded.identity}
+    origin = {"target": target, "dtype": settings.dtype}
+    origin["answers"] = {"source": source, "chosen": chosen, "temperatures": sorted(temperatures)}
     evaluation = build_evaluation(answers, judged, drafters, origin, seconds)
     if distributed.is_primary():
         output.mkdir(parents=True, exist_ok=True)
@@ -144,7 +152,7 @@ def make_answers(config, settings: DecodeSettings, output: Path) -> Path:
     return output
 
 
-def read_any_answers(source: str, config, loaded: LoadedTarget, limit: int | None) -> list[Answer]:
+def read_any_answers(source: str, config, loaded: LoadedTarget, limit: int | None) -> list[TargetAnswer]:
     """The first `limit` answers of a file of `regenerate`, or of an output folder of `decode`."""
     codec = TextCodec(loaded.tokenizer, config.decode.thinking)
     if not os.path.isdir(os.path.expanduser(source)):
@@ -152,7 +160,7 @@ def read_any_answers(source: str, config, loaded: LoadedTarget, limit: int | Non
     return read_decoding(Path(source).expanduser(), config, loaded)[:limit]
 
 
-def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
+def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnswer]:
     """The first turns' answers of a finished decoding, in any of its modes: they are the target's own.
 
     Raises:
@@ -166,10 +174,14 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
     settings, prompts = report["settings"], report["prompts"]
     source = PromptSource(prompts["source"], prompts["text"], prompts["limit"], tuple(prompts["tasks"]))
     codec = TextCodec(loaded.tokenizer, settings["thinking"])
-    rows, _ = read_rows(source, config, loaded.tokenizer)
+    rows, source = read_rows(source, config, loaded.tokenizer)
+    if source.sha256 != prompts["sha256"]:
+        raise DataError(
+            f"{prompts['source']} has other prompts than {folder} answered; bring them back, or decode them again."
+        )
     wanted = {one.answer_id: one for one in prepare_prompts(rows, codec)}
     sampling = SamplingParams(**{name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p")})
-    answers: dict[str, Answer] = {}
+    answers: dict[str, TargetAnswer] = {}
     for row in (row for _, row in read_jsonl(folder / GENERATIONS)):
         name = row["id"]
         if name in wanted and name not in answers:
@@ -177,12 +189,7 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
             request = prompt.request if isinstance(prompt.request, Request) else Request(prompt.request)
             seed = settings["seed"] if request.seed is None else request.seed
             request = Request(request.noise, seed, None, request.sampling or sampling)
-            answers[name] = Answer(name, prompt.token_ids, row["token_ids"], request, prompt.task)
-    if missing := [name for name in wanted if name not in answers]:
-        raise DataError(
-            f"{folder} has no answer to {missing[0]}, a prompt of {prompts['source']}: the file has changed since;"
-            " decode it again."
-        )
+            answers[name] = TargetAnswer(name, prompt.token_ids, row["token_ids"], request, prompt.task)
     return list(answers.values())
 
 
@@ -190,7 +197,7 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[Answer]:
 
 
 def judge(
-    models: Models, settings: DecodeSettings, answers: Sequence[Answer], mesh: Any, source: str
+    models: Models, settings: DecodeSettings, answers: Sequence[TargetAnswer], mesh: Any, source: str
 ) -> list[Accepted]:
     """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
     check_answers(answers, models, source)
@@ -199,14 +206,14 @@ def judge(
     return AnswerPasses(answers, drafting, settings.batch_size, mesh)(models)
 
 
-def drafter_facts(models: Models) -> dict[str, Any]:
+def drafter_facts(models: Models, path: str) -> dict[str, Any]:
     config = models.drafter.config
-    return {"head": config.head, "block_size": config.block_size}
+    return {"head": config.head, "block_size": config.block_size, **drafter_identity(path)}
 
 
-def measure_rounds(models: Models, settings: DecodeSettings, answers: Sequence[Answer]) -> dict[str, float]:
+def measure_rounds(models: Models, settings: DecodeSettings, answers: Sequence[TargetAnswer]) -> dict[str, float]:
     """The table of --round_seconds for one drafter, timed on this device with the first prompts."""
-    widths = widths_of(models.drafter.config.most_drafts)
+    widths = widths_of(models.drafter.config.num_drafts)
     prompts = [answer.prompt for answer in answers[: settings.batch_size]]
     seconds = round_seconds(models, settings, prompts, widths)
     return {str(drafts): value for drafts, value in seconds.items()}

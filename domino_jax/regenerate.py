@@ -102,7 +102,7 @@ def answer_rows(
             " or leave use_drafter off."
         )
     with local_mesh(config.target.path, settings.batch_size) as sharding:
-        loaded = load_target(config.target.path, config.target.dtype, sharding, config.target.quantize)
+        loaded = load_target(config.target.path, settings.dtype, sharding, config.target.quantize)
         regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
 
 
@@ -205,9 +205,9 @@ def start_conversations(
 ) -> list[Conversation]:
     """The conversations of the rows; those that cannot be answered are refused together, or left out."""
     started, bad = [], BadRows()
-    for place, row in enumerate(rows):
+    for row in rows:
         try:
-            conversation = start_conversation(row, place, codec)
+            conversation = start_conversation(row, len(started), codec)  # keyed by its place in the output
             answerer.generator(len(conversation.prompt)).check_prompt(conversation.prompt, f"prompt {row['id']}")
             started.append(conversation)
         except DataError as error:

@@ -25,7 +25,7 @@ from domino_jax.data.answer_files import ALONE
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.pipeline import Batches
 from domino_jax.data.token_counts import order_of_rows
-from domino_jax.decoding.answers import Answer, read_answers
+from domino_jax.decoding.answers import TargetAnswer, read_answers
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_file
@@ -213,7 +213,7 @@ def training_source(flags: cli.Flags, workdir: epath.Path) -> str:
     return source
 
 
-def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer) -> list[Answer]:
+def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer) -> list[TargetAnswer]:
     """What evaluations judge: the answers of eval.answers, or those that the target gives to the held-out prompts.
 
     The latter are made once, into a file of the workdir; other prompts or decode settings have another file.

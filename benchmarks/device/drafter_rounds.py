@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     grid = (choices.layers, choices.hidden, choices.taps, choices.blocks, choices.heads)
     shapes = [Shape(*one) for one in itertools.product(*grid)]
     loading.use_exact_matmuls(recipe.decode.dtype)
-    loaded = loading.load_target(recipe.target.path, recipe.decode.dtype)
+    loaded = loading.load_target(recipe.target.path, recipe.decode.dtype, quantize=recipe.target.quantize)
     seconds, sizes = measure(loaded, shapes, choices.candidates, choices.rows, choices.repeats)
     print(f"A plain step takes {seconds[STEP] * 1e3:.1f} ms.\n\n{markdown(rows_of(seconds, sizes, shapes), COLUMNS)}")
     print(f"\n{recipe.target.path}, {recipe.decode.dtype}, {choices.rows} rows. {conditions()}")

@@ -18,6 +18,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import loading, random_weights
+from domino_jax.weights.target import read_target_config
 
 ASSETS = pathlib.Path(__file__).resolve().parents[2] / "assets"
 # For tests: every part is there, and its programs compile in a moment.
@@ -41,7 +42,7 @@ def target_config(size: str) -> Qwen3Config:
     """A public size ("0.6b" to "32b"), of assets/tiny_qwen3 ("tiny"), or three narrow layers ("small")."""
     if size == "small":
         return Qwen3Config.from_dict(SMALL)
-    return loading.read_target_config(ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}"))
+    return read_target_config(ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}"))
 
 
 def drafter_config(

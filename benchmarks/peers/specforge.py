@@ -49,6 +49,7 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import formats, loading
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from domino_jax.weights.random_weights import random_params
+from domino_jax.weights.target import read_target_config
 
 OURS, THEIRS = SIDES = ("domino_jax", "SpecForge")
 TOLERANCE = 1e-5
@@ -110,7 +111,7 @@ def write_models(case: Case, folder: pathlib.Path) -> tuple[pathlib.Path, pathli
     drafter_folder = folder / "drafter"
     if case.target is None:
         target_folder = ROOT / "assets" / "tiny_qwen3"
-        target = loading.read_target_config(target_folder)
+        target = read_target_config(target_folder)
         config, params = load_drafter(ROOT / "assets" / "tiny_domino", target, np.dtype("float32"))
     else:
         target_folder, target = folder / "target", Qwen3Config.from_dict(case.target)

@@ -85,7 +85,7 @@ def main(flags: cli.Flags) -> None:
     keep_compiled()
     settings = decode_settings(config.decode, config.drafter.head)
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts or None)
-    loaded = load_target(config.target.path, settings.dtype)
+    loaded = load_target(config.target.path, settings.dtype, quantize=config.target.quantize)
     models = load_models(loaded, config.drafter.path, drafting=settings.drafting)
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]
     sizes = sorted({1, *(settings.concurrency or (settings.batch_size,))})

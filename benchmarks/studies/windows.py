@@ -40,7 +40,7 @@ def main(flags: cli.Flags) -> None:
     rules.check(config, "decode")
     keep_compiled()
     settings = decode_settings(config.decode, config.drafter.head).change(tree=None)
-    loaded = load_target(config.target.path, settings.dtype)
+    loaded = load_target(config.target.path, settings.dtype, quantize=config.target.quantize)
     draftings = {name: settings.change(**one).drafting for name, one in WINDOWS.items()}
     models = {name: load_models(loaded, config.drafter.path, drafting=one) for name, one in draftings.items()}
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts)

@@ -32,7 +32,7 @@ HIDDEN = "\ufdd0"  # a noncharacter: no text has it
 # the date that Llama 3.2's template has where there is no clock.
 DATE = datetime.date(2024, 7, 26)
 _CODES = [f"%{flag}{letter}" for letter in "aAbBcdeFHIjmMpSxXyY" for flag in ("-", "")]
-# Of that name and for that date. A macro, because transformers gives a template plain data and no functions.
+# strftime_now for that date. A macro, because transformers gives a template plain data and no functions.
 _CLOCK = (
     "{% macro strftime_now(form) %}{{ form"
     + "".join(f"|replace({code!r}, {DATE.strftime(code)!r})" for code in _CODES)

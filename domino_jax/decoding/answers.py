@@ -9,6 +9,7 @@ Answers are packed into rows of one length, so one program serves all of them an
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ LEAST_CHOSEN = 0.95  # share of the tokens of answers that are the target's choi
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """What the target read and what it answered, as token ids.
 
     request: with seed and sampling, of the answer's noise.  task: of its prompt, None without one.
@@ -54,7 +55,7 @@ class Answer:
         return len(self.prompt) + len(self.token_ids)
 
 
-def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = None) -> list[Answer]:
+def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = None) -> list[TargetAnswer]:
     """The first `limit` answers of a file with rows of a training, as `regenerate` writes them.
 
     Of a row with several answers the last one counts. Sampling and seed are those that the file's .meta.json states,
@@ -63,10 +64,10 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     Raises:
         DataError: no rows, or one without an answer.
     """
-    meta = open_path(f"{path}.meta.json")
+    meta = open_path(f"{path}.meta.json").expanduser()
     made = read_json(meta) if meta.exists() else {}
     sampling = SamplingParams(**{name: made[name] for name in SAMPLING if name in made})
-    answers: list[Answer] = []
+    answers: list[TargetAnswer] = []
     for number, row in read_jsonl(path):
         if limit is not None and len(answers) == limit:
             break
@@ -74,7 +75,7 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
         prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
         if not ids:
             raise DataError(f"{where}: the row has no answer; correct or remove it.")
-        answers.append(Answer(str(row.get("id", where)), prompt, ids, request, row.get("task")))
+        answers.append(TargetAnswer(str(row.get("id", where)), prompt, ids, request, row.get("task")))
     if not answers:
         raise DataError(f"{path}: the file holds no answers.")
     return answers
@@ -87,7 +88,7 @@ def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
     return row.token_ids[:start].tolist(), row.token_ids[start:end].tolist()
 
 
-def check_answers(answers: Sequence[Answer], models: Models, source: str) -> None:
+def check_answers(answers: Sequence[TargetAnswer], models: Models, source: str) -> None:
     """DataError for tokens that the target does not know, or more of them than a model has positions.
 
     source: of the answers, in the message.
@@ -112,13 +113,13 @@ class AnswerPasses:
 
     Args:
         settings: of a chain.
-        rows: of a pass, where as many are needed; on a mesh rounded up to a multiple of data × fsdp.
+        rows: of a pass, at most; on a mesh rounded up to a multiple of data × fsdp.
         mesh: on which the models are, None for one device; all processes then make the same calls.
     """
 
     def __init__(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[TargetAnswer],
         settings: DraftSettings,
         rows: int,
         mesh: jax.sharding.Mesh | None = None,
@@ -131,7 +132,7 @@ class AnswerPasses:
         order, ends = pack(lengths, self.length)
         packs = np.split(order, ends[:-1])
         places = [sum(len(answers[index].token_ids) for index in one) for one in packs]
-        # Rows with about as many places together: slices in which no row has one are not computed.
+        # Rows with similar numbers of places together: slices in which no row has one are not computed.
         self.packs = [packs[number] for number in np.argsort(places)[::-1]]
         self.places = -(-max(places) // slice_blocks) * slice_blocks
         parts, everywhere = (sharding.row_shards(mesh), sharding.replicated(mesh)) if mesh else (1, None)
@@ -139,6 +140,12 @@ class AnswerPasses:
         choices = {"kind": self.kind, "slice_blocks": slice_blocks}
         self.judge = jax.jit(functools.partial(accepted_drafts, settings=settings, **choices), out_shardings=everywhere)
         self.check = jax.jit(functools.partial(behind_choice, **choices), out_shardings=everywhere)
+
+    @property
+    def digest(self) -> str:
+        """Tells sets of answers apart."""
+        texts = [(list(one.prompt), list(one.token_ids), str(one.request)) for one in self.answers]
+        return hashlib.sha256(repr(texts).encode()).hexdigest()
 
     def __call__(self, models: Models, between: Callable[[int], None] = lambda _: None) -> list[Accepted]:
         """For each answer of k tokens what rounds accept that start at all of them but the last, arrays [k-1, ...].

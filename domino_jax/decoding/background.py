@@ -7,6 +7,7 @@ of arrays.
 import copy
 import dataclasses
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -16,9 +17,13 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.programs import Clock, Program, Programs
+from domino_jax.decoding.programs import FULL, Clock, Program, Programs
 from domino_jax.decoding.queue import Queue
 from domino_jax.models import sharding
+from domino_jax.runtime.environment import mappings_in_use
+from domino_jax.runtime.errors import DominoError, first_line
+
+log = logging.getLogger(__name__)
 
 
 def shapes(tree: Any) -> Any:
@@ -69,7 +74,7 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
     trial.generator, trial.pace = Rehearsal(**fields), copy.deepcopy(queue.pace)
     trial.rows = [ticket and copy.copy(ticket) for ticket in queue.rows]
     trial.waiting = deque(map(copy.copy, itertools.islice(queue.waiting, queue.generator.settings.batch_size)))
-    trial.state = shapes(queue.state)
+    trial.state, trial.prefixes = shapes(queue.state), None  # a prompt can always be read whole
     try:
         for trial.general in general:
             trial.admit()
@@ -96,18 +101,21 @@ class BackgroundGenerator(Generator):
         return program.key in self.compiled
 
     def demand(self, program: Program) -> Future:
-        """The compilation of a program, which begins once; it goes by shapes, because arrays would stay in memory."""
+        """The compilation of a program, which begins once. Shapes replace the arrays, which would stay in memory."""
         if program.key not in self.demanded:
-            self.make_room()
+            if mappings_in_use() > FULL:
+                none = Future()
+                none.set_exception(DominoError("this process has no memory mappings left for another program."))
+                return none
             program = program._replace(arguments=shapes(program.arguments))
             future = self.demanded[program.key] = self.pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
-            future.add_done_callback(lambda _: self.after_each())
+            future.add_done_callback(self._report)
         return self.demanded[program.key]
 
-    def make_room(self) -> None:
-        super().make_room()
-        for key in [key for key, future in self.demanded.items() if future.done() and key not in self.compiled]:
-            del self.demanded[key]  # it can be demanded again
+    def _report(self, future: Future) -> None:
+        if not future.cancelled() and (error := future.exception()):
+            log.warning("a program did not compile: %s", first_line(error))
+        self.after_each()
 
     def compiling(self) -> int:
         """How many programs are demanded and not compiled yet."""

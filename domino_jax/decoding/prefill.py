@@ -28,7 +28,7 @@ _request_keys = jax.jit(request_keys)
 
 
 def open_kind(requests: Sequence[Request], cheapest: bool = False) -> SamplingKind:
-    """One of the few kinds that serve any requests: ANY_SAMPLING or, for a larger top-k, the like of it.
+    """One of the few kinds that serve any requests: ANY_SAMPLING or, for a larger top-k, the same with a larger pool.
 
     cheapest: or the one that serves these with the least work.
     """

@@ -25,6 +25,7 @@ from domino_jax.runtime.environment import mappings_in_use
 from domino_jax.runtime.errors import DominoError
 
 SMALLEST_BUCKET = 16
+FULL = 0.75  # share of the memory mappings that may be in use; a program of 24 layers on a CPU needs 1 %
 
 
 @dataclasses.dataclass
@@ -182,7 +183,7 @@ class Programs:
 
     def make_room(self) -> None:
         """Drops the programs before the process runs out of memory mappings, at which XLA would end it."""
-        if mappings_in_use() > 0.75:  # a program of 24 layers on a CPU needs 1 %
+        if mappings_in_use() > FULL:
             self.compiled.clear()
 
     def at_hand(self, program: Program) -> bool:

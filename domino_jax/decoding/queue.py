@@ -297,7 +297,7 @@ class Queue:
         return self.most if self.general else wanted
 
     def _rounds_kind(self) -> SamplingKind:
-        """Of an open queue."""
+        """The kind of an open queue's rounds."""
         return open_kind([ticket.request for ticket in self.live().values()], cheapest=not self.general)
 
     def _together(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import rich.console
 
-from domino_jax.decoding.answers import Answer
+from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.evals.judged import judged_figures, pairs, speedups
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, new_figure, save, tidy
@@ -27,7 +27,7 @@ SPEEDUPS = "τ × seconds of a plain step ÷ seconds of a round."
 
 
 def build_evaluation(
-    answers: Sequence[Answer],
+    answers: Sequence[TargetAnswer],
     judged: Mapping[str, Sequence[Accepted]],
     drafters: Mapping[str, Mapping[str, Any]],
     origin: Mapping[str, Any],
@@ -64,7 +64,7 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     answers = evaluation["answers"]
     names = save(folder / PLOTS, _pictures(evaluation))
     pictures = {name: (folder / PLOTS / name).read_bytes() for name in names}
-    facts = {name: evaluation[name] for name in ("target", "device", "dtype", "date")}
+    facts = {"target": evaluation["target"]["path"], **{name: evaluation[name] for name in ("device", "dtype", "date")}}
     versions_text = ", ".join(f"{name} {version}" for name, version in evaluation["versions"].items())
     page = page_of(
         heading="Evaluation of drafters",
@@ -93,7 +93,8 @@ def console_evaluation(evaluation: Mapping[str, Any]) -> None:
 
 def headline(evaluation: Mapping[str, Any]) -> str:
     answers = evaluation["answers"]
-    sampling = f"temperature {answers['temperature']:g}" if answers["temperature"] else "greedy"
+    temperatures = answers["temperatures"]
+    sampling = f"temperature {', '.join(f'{one:g}' for one in temperatures)}" if any(temperatures) else "greedy"
     return f"{answers['count']} answers, {answers['tokens']:,} tokens, {sampling}, {evaluation['dtype']}"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates
-from domino_jax.decoding.answers import Answer
+from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.method.exact import Accepted
 from domino_jax.training.evaluate import WIDTHS
 
@@ -27,11 +27,11 @@ def widths_of(most: int) -> tuple[int, ...]:
     return (*(width for width in WIDTHS if width < most), most)
 
 
-def judged_figures(answers: Sequence[Answer], judged: Sequence[Accepted]) -> dict[str, Any]:
+def judged_figures(answers: Sequence[TargetAnswer], judged: Sequence[Accepted]) -> dict[str, Any]:
     """The figures of one drafter; JSON values only.
 
     Returns:
-        {"tau": by drafts of a round, "intervals": the same, "tau_backbone" (None without a backbone and a head),
+        {"tau": by drafts of a round, "intervals": the same, "tau_backbone" (None without a backbone),
         "rounds": with all drafts, "accept_by_position": share of these rounds that keep the draft,
         "calibration": of `calibration`, "tasks": {task: {"answers", "tau"}}}
     """
@@ -54,7 +54,7 @@ def judged_figures(answers: Sequence[Answer], judged: Sequence[Accepted]) -> dic
     }
 
 
-def _by_task(answers: Sequence[Answer], emitted: np.ndarray, rounds: Mapping[int, np.ndarray]) -> dict[str, Any]:
+def _by_task(answers: Sequence[TargetAnswer], emitted: np.ndarray, rounds: Mapping[int, np.ndarray]) -> dict[str, Any]:
     tasks = np.array([answer.task or "" for answer in answers])
     figures = {}
     for task in filter(None, dict.fromkeys(tasks.tolist())):

@@ -6,8 +6,7 @@ from pathlib import Path
 import jax
 
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.acceptance import accept_lengths
-from domino_jax.decoding.answers import Answer, AnswerPasses
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT, TREE, DecodeSettings
 from domino_jax.evals.prompts import Prompt
@@ -35,7 +34,7 @@ def predicted_rounds(
     for row in rows:  # most texts are those of all modes
         prompt = asked[row["id"]]
         request = generator.request(prompt.request)
-        texts[row["id"], tuple(row["token_ids"])] = Answer(row["id"], prompt.token_ids, row["token_ids"], request)
+        texts[row["id"], tuple(row["token_ids"])] = TargetAnswer(row["id"], prompt.token_ids, row["token_ids"], request)
     mesh = jax.sharding.get_mesh()
     passes = AnswerPasses(list(texts.values()), generator.drafting(DRAFT), ROWS, None if mesh.empty else mesh)
     judged = dict(zip(texts, passes(models), strict=True))
@@ -46,6 +45,6 @@ def predicted_rounds(
         width, place = generator.drafting(row["mode"]).width(generator.drafter), 0
         for emitted in row["accept_lengths"]:
             count["of"] += 1
-            count["same"] += accept_lengths(accepted[place:], width)[0] == emitted
+            count["same"] += min(min(int(accepted[place]), width) + 1, len(accepted) - place) == emitted
             place += emitted
     return found

@@ -49,11 +49,12 @@ def round_seconds(
     models: Models, settings: DecodeSettings, prompts: Sequence[Sequence[int]], widths: Sequence[int], repeats: int = 7
 ) -> dict[int, float]:
     """Median seconds of a plain step, under 0, and of rounds with these numbers of drafts, after these prompts."""
-    timed = {}
-    for drafts in (0, *widths):
-        generator = new_generator(models, settings.change(num_drafts=drafts or None))
-        live = endless(generator.start(models, prompts, list(range(len(prompts)))))
-        timed[drafts] = round_stopwatch(models, generator, live, DRAFT if drafts else BASELINE)
+    generators = {drafts: new_generator(models, settings.change(num_drafts=drafts or None)) for drafts in (0, *widths)}
+    live = endless(generators[max(widths)].start(models, prompts, list(range(len(prompts)))))
+    timed = {
+        drafts: round_stopwatch(models, generator, live, DRAFT if drafts else BASELINE)
+        for drafts, generator in generators.items()
+    }
     return turn_seconds(timed, repeats)
 
 

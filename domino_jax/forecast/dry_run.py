@@ -121,7 +121,7 @@ def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dic
 
 def shapes_of(path: str) -> Qwen3Config:
     """The target's config: of a local folder, of a public size by its hub id, else from the hub."""
-    return loading.read_target_config(_known(path) or path)
+    return weights_target.read_target_config(_known(path) or path)
 
 
 def scheme_of(path: str, quantize: str | None) -> Scheme | None:

@@ -47,7 +47,7 @@ class Accepted(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Of a DecodeState what a draft reads, for R rounds that begin at places of given texts; all arrays [R].
+    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R].
 
     anchors, before: the tokens there and before.  lengths: the anchors' positions.  keys: of the requests' noise.
     """

@@ -20,7 +20,7 @@ from domino_jax.data.pipeline import Batches, make_batches
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
-from domino_jax.decoding.answers import Answer, AnswerPasses, check_answers
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
@@ -241,21 +241,21 @@ def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: M
 
 
 def chain_drafting(config, drafter: AnyConfig) -> DraftSettings:
-    """How evaluations draft: the chains of decode's settings.
+    """How evaluations draft: the chains of decode's settings, among all tokens and over the whole text.
 
     Raises:
-        DominoError: more drafts than the drafter makes.
+        DominoError: settings that the drafter does not have.
     """
-    decode = config.decode
+    decode, most = config.decode, drafter.most_drafts
     chosen = {name: decode[name] for name in ("draft_sharpness", "head_candidates", "head_passes")}
-    drafting = DraftSettings(num_drafts=decode.num_drafts or None, **chosen)
+    drafting = DraftSettings(num_drafts=min(decode.num_drafts or most, most), **chosen)
     if problem := drafting.drafter_problem(drafter):
         raise DominoError(f"decode.{problem}")
     return drafting
 
 
 def evaluation_of(
-    config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Sequence[Answer], mesh: Mesh
+    config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Sequence[TargetAnswer], mesh: Mesh
 ) -> Evaluation:
     """Passes over the target's answers, with the layout of the training step and the rows of its micro-batches.
 
@@ -266,6 +266,7 @@ def evaluation_of(
     models = Models(loaded.model, loaded.params, drafter)
     check_answers(answers, models, source)
     passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate, mesh)
+    refuse_differences({"the answers": passes.digest})
     if config.eval.answers:  # those of this run are the target's
         passes.refuse_strange(models, source)
     return Evaluation(models, passes, drafting.width(drafter.config))

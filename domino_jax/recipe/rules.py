@@ -32,8 +32,8 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
 
     Args:
       config: the recipe with the command line's values in it.
-      command: train, dry_run (train without data), decode, regenerate or serve; what only one of them reads is
-        required by that one alone.
+      command: train, dry_run (train without data), decode, regenerate, serve or evaluate; what only one of them reads
+        is required by that one alone.
       set_keys: keys that the command line sets; such a key is refused where the drafter or its loss does not read it.
     """
     for key, declared, value in walk(config):

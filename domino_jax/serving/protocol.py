@@ -268,7 +268,7 @@ class Answer:
 
 
 def new_id(chat: bool) -> str:
-    """Of all answers to one body."""
+    """The id of all answers to one body."""
     return f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
 
 

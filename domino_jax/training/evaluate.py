@@ -16,7 +16,7 @@ from domino_jax.method.pair import Models
 from domino_jax.runtime.progress import Progress
 
 SILENT = functools.partial(Progress, bar=False, lines=False)
-WIDTHS = (1, 2, 4, 8, 16)  # drafts of a round for which τ is reported, where the block has as many
+WIDTHS = (1, 2, 4, 8, 16)  # drafts of a round for which τ is reported, where the block is that long
 
 
 class Evaluation:
@@ -35,8 +35,7 @@ class Evaluation:
         """Tells evaluations apart whose τ must not be compared: by the answers, and by how rounds draft."""
         settings = self.passes.settings
         drafting = (self.drafts, settings.head_candidates, settings.head_passes, settings.draft_sharpness)
-        texts = [(list(one.prompt), list(one.token_ids), str(one.request)) for one in self.passes.answers]
-        return hashlib.sha256(repr((drafting, texts)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((drafting, self.passes.digest)).encode()).hexdigest()[:16]
 
     def __call__(
         self,

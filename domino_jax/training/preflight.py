@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows, mark_answers
-from domino_jax.decoding.answers import Answer, AnswerPasses, last_answer
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, last_answer
 from domino_jax.decoding.requests import Request
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
@@ -87,7 +87,7 @@ def describe(facts: dict[str, Any], stop_tokens: Sequence[str]) -> list[str]:
 def chosen_share(loaded: LoadedTarget, rows: Sequence[TrainingRow], mesh: Mesh) -> float:
     """The share of the tokens of the rows' last answers that the target would choose, in every process."""
     request = Request(0, 0, None, SamplingParams())
-    answers = [Answer("", *last_answer(row), request) for row in rows]
+    answers = [TargetAnswer("", *last_answer(row), request) for row in rows]
     with jax.set_mesh(mesh):
         passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh), mesh)
         return float(np.concatenate(passes.chosen(Models(loaded.model, loaded.params))).mean())

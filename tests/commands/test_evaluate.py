@@ -43,7 +43,7 @@ def test_the_pass_over_a_decoding_gives_its_tau_and_rates_exactly(decoded, tmp_p
     assert figures["accept_by_position"] == report["accept_rate_by_position"]
     assert figures["rounds"] == report["rounds"]
     assert set(figures["tasks"]) == {"a", "b"}
-    assert made["answers"]["chosen"] == 1.0 and made["answers"]["temperature"] == 0.8
+    assert made["answers"]["chosen"] == 1.0 and made["answers"]["temperatures"] == [0.8]
     assert (tmp_path / "out" / "evaluation.html").stat().st_size > 1_000
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.acceptance import accept_lengths, tau_per_prompt, tau_pooled
-from domino_jax.decoding.answers import Answer, AnswerPasses, check_answers, read_answers
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DataError
@@ -35,11 +35,11 @@ def test_an_answer_is_the_last_one_of_its_row_with_the_noise_of_its_place(tmp_pa
     ]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     greedy = Request(0, 0, None, SamplingParams())
-    assert read_answers(path, IDS, 1) == [Answer("a", [5, 6], [7, 8], greedy, "sums")]
+    assert read_answers(path, IDS, 1) == [TargetAnswer("a", [5, 6], [7, 8], greedy, "sums")]
     meta = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "seed": 42, "target": "…"}
     (tmp_path / "rows.jsonl.meta.json").write_text(json.dumps(meta))
     [_, second] = read_answers(path, IDS)
-    assert second == Answer(f"{path}:2", [1, 2, 3], [4, 9], Request(1, 42, None, SamplingParams(0.7, 20, 0.8)))
+    assert second == TargetAnswer(f"{path}:2", [1, 2, 3], [4, 9], Request(1, 42, None, SamplingParams(0.7, 20, 0.8)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_rows_without_an_answer_are_refused(tmp_path, rows, message):
 )
 def test_answers_that_the_models_cannot_read_are_refused(answer, message):
     with pytest.raises(DataError, match=message):
-        check_answers([Answer("a", [1, 2], answer, Request(0))], random_models(), "rows.jsonl")
+        check_answers([TargetAnswer("a", [1, 2], answer, Request(0))], random_models(), "rows.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def sampled():
     requests = [Request(place, 7, None, WARM) for place in range(6)]
     texts = [one.token_ids for one in made.generate(prompts, "autoregressive", requests)]
     rows = enumerate(zip(prompts, texts, requests, strict=True))
-    return models, [Answer(f"row {place}", *row) for place, row in rows]
+    return models, [TargetAnswer(f"row {place}", *row) for place, row in rows]
 
 
 def passes_of(answers) -> AnswerPasses:

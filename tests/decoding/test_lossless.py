@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.acceptance import accept_lengths
-from domino_jax.decoding.answers import NEAR_TIE, Answer, AnswerPasses
+from domino_jax.decoding.answers import NEAR_TIE, AnswerPasses, TargetAnswer
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.generate import new_generator as new_generator_of
 from domino_jax.decoding.requests import Request
@@ -203,7 +203,7 @@ def check(made: SmallGenerator, drafter: str, mode: str, sampling: str, eight_bi
     return answers
 
 
-def answers_of(drafter: str, sampling: str, eight_bits: str) -> list[Answer]:
+def answers_of(drafter: str, sampling: str, eight_bits: str) -> list[TargetAnswer]:
     """The twin's texts."""
     fill = {"seed": 0, "sampling": SAMPLINGS[sampling]}
     requests = [
@@ -211,7 +211,7 @@ def answers_of(drafter: str, sampling: str, eight_bits: str) -> list[Answer]:
         for one in requests_of(sampling)
     ]
     texts = expected_for(drafter, sampling, eight_bits)[0]
-    return [Answer(str(row), *one) for row, one in enumerate(zip(PROMPTS, texts, requests, strict=True))]
+    return [TargetAnswer(str(row), *one) for row, one in enumerate(zip(PROMPTS, texts, requests, strict=True))]
 
 
 def judge(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str = "none", slice_blocks: int = 9):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from domino_jax.decoding.answers import Answer
+from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.evaluation import build_evaluation, sections, tau_rows
 from domino_jax.evals.judged import calibration, interval, judged_figures, pairs, speedups, tau, widths_of
@@ -16,9 +16,9 @@ def judged(drafts, log_q=None, backbone=None) -> Accepted:
     return Accepted(drafts, backbone if backbone is None else np.array(backbone), log_q)
 
 
-def answers(*tokens: int, tasks=(None, None)) -> list[Answer]:
+def answers(*tokens: int, tasks=(None, None)) -> list[TargetAnswer]:
     return [
-        Answer(str(index), [1, 2], list(range(count)), Request(index), task)
+        TargetAnswer(str(index), [1, 2], list(range(count)), Request(index), task)
         for index, (count, task) in enumerate(zip(tokens, tasks, strict=True))
     ]
 
@@ -74,7 +74,8 @@ def test_a_speedup_weighs_tau_with_the_seconds_of_a_round():
 
 
 def test_the_tables_name_every_drafter_and_width():
-    origin = {"target": "T", "dtype": "float32", "answers": {"source": "A", "chosen": 1.0, "temperature": 0.0}}
+    origin = {"target": {"path": "T"}, "dtype": "float32"}
+    origin["answers"] = {"source": "A", "chosen": 1.0, "temperatures": [0.0]}
     facts = dict.fromkeys(("A", "B"), {"head": "domino", "block_size": 4})
     made = build_evaluation(TEXTS, {"A": FIRST, "B": SECOND}, facts, origin, {"A": {"0": 0.01, "4": 0.02}})
     heading, *rows = tau_rows(made)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from domino_jax import decode
-from domino_jax.decoding.answers import Answer, AnswerPasses
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.requests import Request
 from domino_jax.evals import measure
 from domino_jax.method.drafter import Drafter
@@ -97,7 +97,7 @@ def evaluated(models: Models, mesh=None) -> dict:
     """The figures without the time, and the mean of log q, of texts that no target has given, with noise."""
     sampled = {"seed": 3, "sampling": SamplingParams(1.0)}
     pairs = enumerate(zip(PROMPTS[:6], random_prompts(6, 9, 30, vocab=4, seed=1), strict=True))
-    answers = [Answer(str(index), *pair, Request(index, **sampled)) for index, pair in pairs]
+    answers = [TargetAnswer(str(index), *pair, Request(index, **sampled)) for index, pair in pairs]
     passes = AnswerPasses(answers, DraftSettings(), 2, mesh)
     figures = Evaluation(models.replace(drafter_params=None), passes, 3)(models.drafter_params)
     assert figures.pop("eval_seconds") > 0
