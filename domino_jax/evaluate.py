@@ -15,6 +15,7 @@ has the speed-up of each number of drafts.
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
 from domino_jax.evals.judged import widths_of
-from domino_jax.evals.models import Loader, decode_mesh
+from domino_jax.evals.models import Loader, check_kind, decode_mesh
 from domino_jax.evals.prompts import prepare_prompts
 from domino_jax.evals.report import read_report, refuse_file
 from domino_jax.evals.round_times import round_seconds
@@ -50,6 +51,7 @@ from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import read_json
+from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
@@ -64,6 +66,8 @@ def main(flags: cli.Flags) -> None:
     paths = flags.drafters or tuple(filter(None, [config.drafter.path]))
     if not all(paths) or not paths:
         raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
+    for path in paths:
+        check_kind(stored_head(path), flags.head, path)  # before the target answers
     if len(set(paths)) < len(paths):
         raise DominoError(f"--drafters={','.join(paths)} names a folder twice; name each drafter once.")
     if is_remote(flags.output):
@@ -93,6 +97,8 @@ def main(flags: cli.Flags) -> None:
         loaded = loader.target()
         limit = config.decode.num_prompts or None
         answers = read_any_answers(source, config, loaded, limit)
+        if len(answers) == limit:
+            say(f"the first {limit} answers (decode.num_prompts; 0 takes all)")
         target = Models(loaded.model, loaded.params)
         check_answers(answers, target, source)
         passes = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh)
@@ -128,7 +134,7 @@ def read_seconds(path: str | None) -> dict[str, float]:
     if path in (None, MEASURE):
         return {}
     table = read_json(epath.Path(path).expanduser())
-    positive = all(type(value) in (int, float) and value > 0 for value in table.values())
+    positive = all(type(value) in (int, float) and 0 < value < math.inf for value in table.values())
     if "0" not in table or not positive or not all(key.isdecimal() for key in table):
         raise DataError(
             f'{path}: expected {{"0": seconds of a plain step, "4": of a round with 4 drafts, …}}, all of them above 0;'

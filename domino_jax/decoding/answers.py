@@ -15,18 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.requests import Request
+from domino_jax.decoding.requests import Request, request_of
 from domino_jax.method.exact import OF_ANCHORS, SAMPLING, Accepted, accepted_drafts, behind_choice
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.json_files import read_json
 from domino_jax.runtime.remote import open_path
 
@@ -65,17 +66,20 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
         DataError: no rows, or one without an answer.
     """
     meta = open_path(f"{path}.meta.json").expanduser()
-    made = read_json(meta) if meta.exists() else {}
-    sampling = SamplingParams(**{name: made[name] for name in SAMPLING if name in made})
+    stored = read_json(meta) if meta.exists() else {}
+    values = {name: stored[name] for name in ("seed", *SAMPLING) if name in stored}
+    asked = request_of({"id": f"settings in {meta}", **values, "seed": values.get("seed", 0)}, 0)
     answers: list[TargetAnswer] = []
     for number, row in read_jsonl(path):
         if limit is not None and len(answers) == limit:
             break
-        where, request = f"{path}:{number}", Request(len(answers), made.get("seed", 0), None, sampling)
+        where, sampling = f"{path}:{number}", asked.sampling or SamplingParams()
+        request = Request(len(answers), asked.seed, None, sampling)
         prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
+        task = row["task"] if isinstance(row.get("task"), str) else None
         if not ids:
             raise DataError(f"{where}: the row has no answer; correct or remove it.")
-        answers.append(TargetAnswer(str(row.get("id", where)), prompt, ids, request, row.get("task")))
+        answers.append(TargetAnswer(str(row.get("id", where)), prompt, ids, request, task))
     if not answers:
         raise DataError(f"{path}: the file holds no answers.")
     return answers
@@ -176,14 +180,24 @@ class AnswerPasses:
             )
         return share
 
+    @staticmethod
+    def runs(models: Models) -> bool:
+        """Whether XLA has all products of a pass for these models: on a CPU none of bfloat16 with float32 sums."""
+        return jax.default_backend() != "cpu" or np.dtype(models.target.dtype) != jnp.bfloat16
+
     def _by_answer(self, function: Callable, models: Models, between: Callable[[int], None] = lambda _: None) -> list:
-        found: list = [None] * len(self.answers)
+        if not self.runs(models):
+            raise DominoError(
+                "answers cannot be judged in bfloat16 on a CPU, whose compiler lacks the products; set decode.dtype, in"
+                " a training target.dtype, to float32."
+            )
+        results: list = [None] * len(self.answers)
         for packed, batch in self.batches():
             out = jax.device_get(function(models, batch))
             for index, *where in packed:
-                found[index] = jax.tree.map(lambda x, where=tuple(where): x[where], out)
+                results[index] = jax.tree.map(lambda x, where=tuple(where): x[where], out)
             between(len(packed))
-        return found
+        return results
 
     def batches(self) -> Iterator[tuple[list[tuple[int, int, slice]], dict[str, Any]]]:
         """(answer, row and places of each answer in it, the batch), on a mesh as arrays over it."""

@@ -26,7 +26,7 @@ def predicted_rounds(
         folder: with the generations.jsonl of these prompts.
     """
     modes = [mode for mode in settings.modes if mode not in (BASELINE, TREE)]
-    if not modes or settings.adaptive:
+    if not modes or settings.adaptive or not AnswerPasses.runs(models):
         return {}
     generator, asked = new_generator(models, settings), {prompt.answer_id: prompt for prompt in prompts}
     rows = [row for _, row in read_jsonl(folder / GENERATIONS) if row["mode"] in modes and row["id"] in asked]

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import rich.console
 import rich.table
+import rich.text
 from etils import epath
 
 import domino_jax
@@ -37,6 +38,7 @@ PLOTS = "plots"
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 SPLIT = ("draft", "head", "verify", "other", "round", "commit")
+LONGEST = 1_000  # columns of a table; a narrower terminal breaks its lines
 FORMAT = 3  # of report.json and compare.json; a file of another one is refused
 
 
@@ -157,11 +159,12 @@ def console_table(report: Mapping[str, Any], console: rich.console.Console | Non
 
 
 def print_table(rows: Sequence[Sequence[str]], console: rich.console.Console) -> None:
-    """Prints cells, heading first; the first column to the left and the others to the right."""
-    heading, *body = rows
+    """Prints cells, heading first; the first column to the left and the others to the right. No cell is cut."""
+    heading, *body = [[rich.text.Text(cell) for cell in row] for row in rows]
     table = rich.table.Table()
     for index, name in enumerate(heading):
-        table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
     for row in body:
         table.add_row(*row)
-    console.print(table)
+    needed = console.measure(table, options=console.options.update(width=LONGEST)).maximum
+    console.print(table, width=max(console.width, needed), crop=False)
