@@ -170,7 +170,7 @@ def xpress_arrays(name: str) -> dict[str, np.ndarray]:
 
     @jax.jit
     def run(models, z, base):
-        usual = Parts(lambda *_: Outputs(base, base), {}, (z, None))
+        usual = Parts(lambda *_: Outputs(base, base), models.drafter_params["head"], (z, None))
         parts = objective.parts(usual, models, models.draft_logits, None, before)
         rounds = parts.outputs_of(parts.params, *parts.inputs, parts.states).extra[0]
         choices = jnp.argmax(jnp.stack([base, *rounds[:-1]]), axis=-1)
