@@ -226,5 +226,8 @@ def measure_rounds(models: Models, settings: DecodeSettings, answers: Sequence[T
 
 
 if __name__ == "__main__":
-    optional = ("answers", "drafters", "round_seconds", "distributed")
-    cli.run(main, required=("config", "output"), optional=optional)
+    cli.run(
+        main,
+        required=("config", "output"),
+        optional=("answers", "drafters", "round_seconds", "distributed"),
+    )

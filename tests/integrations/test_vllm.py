@@ -64,7 +64,7 @@ def draft_there(folder, count, base, z, anchors, table) -> list[list[int]]:
 
 def draft_here(models, count, base, z, anchors) -> list[list[int]]:
     program = jax.jit(
-        lambda *arrays: roll_out(models, arrays[2][:, None], arrays[1], pick_candidates(arrays[0], count))
+        lambda *arrays: roll_out(models, arrays[2][:, None], arrays[1], pick_candidates(arrays[0], count)).tokens
     )
     return program(base, z, anchors).tolist()
 
