@@ -162,7 +162,7 @@ class AnswerPasses:
     def chosen(self, models: Models) -> list[np.ndarray]:
         """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
         limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Models(models.target, models.target_params)
-        return [behind <= limit for behind in self._by_answer(self.check, target)]
+        return [margin <= limit for margin in self._by_answer(self.check, target)]
 
     def refuse_strange(self, models: Models, source: str) -> float:
         """The share of tokens that the target of `models` would choose; DataError where many are others.

@@ -62,7 +62,7 @@ def test_a_calibration_compares_the_probability_of_all_drafts_so_far_with_what_w
     log_q = np.log([[0.95, 0.1], [0.95, 0.5], [0.5, 0.5]])
     one = judged([1, 2, 0], log_q)
     low, below_half, half, high = calibration([one])
-    # Of the last place only the first draft is inside the answer.
+    # Only the first draft of the last place is inside the answer.
     assert high == {"predicted": pytest.approx(0.95), "accepted": 1.0, "drafts": 2}
     assert half == {"predicted": pytest.approx(0.5), "accepted": 0.0, "drafts": 1}
     assert below_half == {"predicted": pytest.approx(0.475), "accepted": 1.0, "drafts": 1}

@@ -249,7 +249,7 @@ CHUNKED = {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}
 CACHED = {"enable_prefix_caching": True, "block_size": 32}
 
 
-@pytest.mark.slow(minutes=2.5)
+@pytest.mark.slow(minutes=2)
 @pytest.mark.parametrize(("runner", "drafter"), [("0", "DominoProposer"), ("1", "DominoSpeculator")])
 @pytest.mark.parametrize(
     ("pair", "prefix", "candidates", "options"),
@@ -292,7 +292,7 @@ def test_the_engine_emits_our_texts_in_our_rounds(
     assert 1.3 < sum(lengths) / len(lengths) < config.num_drafts  # drafts are accepted and rejected
 
 
-@pytest.mark.slow(minutes=2.5)
+@pytest.mark.slow(minutes=2)
 def test_the_benchmark_times_three_modes_in_the_engine(plugin, tmp_path):
     here = {"parts": {"step": {"ms": 2.0}, "round_without_head": {"ms": 3.0}, "round": {"ms": 5.0}}}
     (tmp_path / "here.json").write_text(json.dumps(here))

@@ -31,7 +31,7 @@ def override(hf_config: Any, **options: Any) -> Any:
 
 
 class DominoProposer(DFlashProposer):
-    """Of the engine's first runner."""
+    """The drafter in the engine's first runner."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
         self.head_config = check_options(vllm_config)
@@ -57,7 +57,7 @@ class DominoProposer(DFlashProposer):
 
 
 class DominoSpeculator(DFlashSpeculator):
-    """Of the engine's second runner, which can hold a whole draft in one CUDA graph."""
+    """The drafter in the engine's second runner, which can hold a whole draft in one CUDA graph."""
 
     _speculator_name = "Domino"
 
