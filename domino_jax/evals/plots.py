@@ -1,9 +1,9 @@
-"""The pictures of a report (tokens per round) and of a training run (curves over its steps)."""
+"""The pictures of a report (tokens per round) and of training runs (curves over their steps)."""
 
 import io
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from etils import epath
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -45,6 +45,28 @@ CURVES = {
         "tokens per round",
         {f"eval_tau_{drafts}": (f"{drafts} drafts", colour) for drafts, colour in zip(WIDTHS, FADING, strict=True)},
     ),
+}
+
+
+class Compared(NamedTuple):
+    """A figure of which several runs are drawn in one picture; keys: of metrics.jsonl, the first that a row has."""
+
+    title: str
+    axis: str
+    keys: tuple[str, ...]
+
+    def points(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+        """(step, value) of the rows that have one."""
+        values = [
+            (row["step"], next((row[key] for key in self.keys if row.get(key) is not None), None)) for row in rows
+        ]
+        return [(step, value) for step, value in values if value is not None]
+
+
+COMPARED = {
+    "loss.png": Compared("Loss on training rows", "loss", ("final_loss", "loss")),
+    "accept_len.png": Compared("Accepted length on training rows", "accept_len", ("accept_len", "serving_accept_len")),
+    "tau.png": Compared("τ of held-out prompts", "τ", ("eval_tau",)),
 }
 
 
@@ -97,6 +119,21 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
             tidy(axes)
             pictures[name] = figure
     return save(epath.Path(workdir) / "plots", pictures) if pictures else []
+
+
+def plot_runs(folder: str | os.PathLike, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Draws the curves of several runs, {name: rows of its metrics.jsonl}, into `folder`; returns the file names."""
+    pictures = {}
+    for file, figure in COMPARED.items():
+        curves = {name: figure.points(rows) for name, rows in runs.items()}
+        if any(curves.values()):
+            pictures[file] = new_figure()
+            axes = pictures[file].add_subplot()
+            for name, points in curves.items():
+                axes.plot(*zip(*points, strict=True) if points else ((), ()), marker=".", label=name)
+            axes.set(title=figure.title, xlabel="step", ylabel=figure.axis)
+            tidy(axes)
+    return save(folder, pictures)
 
 
 def new_figure() -> Figure:

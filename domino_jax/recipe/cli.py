@@ -35,6 +35,7 @@ HELP = {
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
     "answers": "answers of the target: a file of regenerate, or a folder of decode",
+    "runs": "workdirs of training runs, joined by commas",
     "drafters": "folders of drafters, joined by commas (default: drafter.path)",
     "round_seconds": 'JSON file {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or measure',
     "output": "file or folder to write",
@@ -56,7 +57,7 @@ LONGEST_LINE = 1_000  # characters of an error message
 KINDS = {
     **{
         name: {"type": lambda text: tuple(map(str.strip, text.split(",")))}
-        for name in ("allow_config_change", "drafters")
+        for name in ("allow_config_change", "drafters", "runs")
     },
     "port": {"type": int},
     **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
@@ -81,6 +82,7 @@ class Flags:
     format: str = "serving"
     answers: str | None = None
     drafters: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     round_seconds: str | None = None
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"

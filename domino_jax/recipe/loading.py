@@ -24,6 +24,9 @@ FREE_TO_CHANGE = (
     *("train.log_every", "train.hang_seconds", "regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
 )
 
+PACKAGE = pathlib.Path(__file__).parents[1]
+RECIPES = (PACKAGE / "configs", PACKAGE.parent / "configs")  # in an installed wheel, in a checkout
+
 
 def fixed_keys(config) -> tuple[str, ...]:
     """What decides the shapes of a checkpoint's arrays: a run with other values cannot continue it, allowed or not."""
@@ -31,11 +34,17 @@ def fixed_keys(config) -> tuple[str, ...]:
 
 
 def load_recipe(path: str) -> Section:
-    """The locked config of one recipe file; whatever is wrong with the file is a DominoError that names its line."""
+    """The locked config of one recipe file; whatever is wrong with the file is a DominoError that names its line.
+
+    path: a file, or the name of a recipe of this project, as qwen3_8b.
+    """
     file = pathlib.Path(path).expanduser()
+    if path.isidentifier():
+        file = next((folder / f"{path}.py" for folder in RECIPES if (folder / f"{path}.py").is_file()), file)
     if not file.is_file():
         raise DominoError(
-            f"--config={path}: there is no such file. Recipes are in configs/, for example configs/tiny.py."
+            f"--config={path}: there is no such file. Recipes are in configs/, for example configs/tiny.py; a name "
+            "alone, as qwen3_8b, is one of them."
         )
     # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
     folder = str(file.resolve().parent.parent)

@@ -1,0 +1,75 @@
+"""Training runs side by side: their curves in one picture each, their last figures in a table, and what differs.
+
+    python -m domino_jax.compare --runs=/tmp/first,/tmp/second --output=/tmp/compared
+
+Reads the workdirs alone, finished or not, and needs no device. Writes loss.png, accept_len.png and tau.png; a picture
+without data is left out.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rich.console
+
+from domino_jax.evals.plots import COMPARED, plot_runs
+from domino_jax.evals.report import print_table
+from domino_jax.evals.tables import NOTHING
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.made_with import differences
+from domino_jax.runtime.remote import open_path
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights import hf
+
+
+def main(flags: cli.Flags) -> None:
+    folders = [open_path(run).expanduser() for run in flags.runs]
+    names = short_names([os.fspath(folder) for folder in folders])
+    rows = {name: rows_of(folder) for name, folder in zip(names, folders, strict=True)}
+    recipes = [hf.read_json(folder, "config.json", kind="the workdir of a training run") for folder in folders]
+    pictures = plot_runs(flags.output, rows)
+    print_table(table_of(rows), rich.console.Console())
+    for name, recipe in zip(names[1:], recipes[1:], strict=True):
+        for line in changed(recipes[0], recipe):
+            print(f"{name}: {line}")
+    print(f"{', '.join(pictures)} in {flags.output}")
+
+
+def rows_of(folder: Any) -> list[dict]:
+    rows = read_rows(folder / "metrics.jsonl")
+    if not rows:
+        raise DominoError(f"--runs: {folder} has no metrics.jsonl with rows; name workdirs of `train`.")
+    return rows
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of the paths, whole folders, that are all different."""
+    parts = [path.rstrip("/").split("/") for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-length:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise DominoError(f"--runs names a folder twice: {', '.join(paths)}; name each run once.")
+
+
+def table_of(runs: Mapping[str, Sequence[dict]]) -> list[list[str]]:
+    """Cells, heading first, then a row a run: its last step, the last value of each curve, and the time it took."""
+    table = [["run", "step", *(figure.axis for figure in COMPARED.values()), "minutes"]]
+    for name, rows in runs.items():
+        last = [figure.points(rows)[-1:] for figure in COMPARED.values()]
+        cells = [f"{points[0][1]:.4g}" if points else NOTHING for points in last]
+        seconds = max((row["seconds"] for row in rows if "seconds" in row), default=0.0)
+        table.append([name, str(max(row["step"] for row in rows)), *cells, f"{seconds / 60:.1f}"])
+    return table
+
+
+def changed(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """A line for each key of the recipe that has another value than in the first run."""
+    pairs = differences(first, other).items()
+    return [f"{key} {json.dumps(now)}, first run {json.dumps(before)}" for key, (before, now) in pairs]
+
+
+if __name__ == "__main__":
+    cli.run(main, required=("runs", "output"))
