@@ -6,6 +6,13 @@ import re
 import pytest
 
 from assets.tiny_answers import prompt_code
+from domino_jax.data.chat import encode_prompt
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
+from domino_jax.decoding.requests import Request
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.weights import hf
+from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ASSETS
 
 FOLDER = ASSETS / "tiny_qwen3"
@@ -35,6 +42,33 @@ def test_held_out_functions_are_not_in_the_training_prompts(train_rows, held_out
         for rows in (train_rows, held_out_rows)
     )
     assert not train & held_out
+
+
+@pytest.fixture(scope="module")
+def answers(train_rows):
+    """The shipped answers as (prompt, answer), after a look at their prompts and masks."""
+    tokenizer, pairs = hf.load_tokenizer(FOLDER), []
+    for prompt, row in zip(train_rows, read_rows("answers_train.jsonl"), strict=False):
+        tokens = encode_prompt(tokenizer, prompt, False, "prompt")
+        rest = row["token_ids"][len(tokens) :]
+        assert row["id"] == prompt["id"] and row["token_ids"] == tokens + rest
+        assert row["loss_mask"] == [0] * len(tokens) + [1] * len(rest)
+        pairs.append((tokens, rest))
+    return pairs
+
+
+def test_shipped_answers_end_by_themselves_or_at_the_limit(answers):
+    stop_ids = set(hf.stop_ids(FOLDER))
+    assert len(answers) == 200 and all(rest[-1] in stop_ids or len(rest) == 128 for _, rest in answers)
+
+
+@pytest.mark.slow(minutes=1)
+def test_shipped_answers_are_the_targets_choice(answers):
+    loaded = load_target(str(FOLDER), "float32")
+    request = Request(0, 0, None, SamplingParams())
+    passes = AnswerPasses([TargetAnswer("", *pair, request) for pair in answers], DraftSettings(), 8)
+    chosen = passes.chosen(Models(loaded.model, loaded.params))
+    assert sum(one.all() for one in chosen) >= 199  # one may differ at a near tie of another compiler
 
 
 def test_transformers_loads_tokenizer_and_template():
