@@ -50,8 +50,8 @@ def _target(hub_id: str) -> Section:
 def _drafter() -> Section:
     return section(
         path=Key(str),  # decode: a Hugging Face folder or a train workdir
-        # none is the backbone alone. eagle3 and medusa have no backbone: they read their own sections alone, eagle3
-        # intermediate_size and target_layer_ids as well (docs/heads.md).
+        # none is the backbone alone. eagle3 has no backbone: it reads its own section, intermediate_size and
+        # target_layer_ids alone (docs/heads.md).
         head=Key("domino", choices=tuple(KINDS), shape=True),
         num_layers=Key(5, least=1, most=LIMITS["num_hidden_layers"], shape=True),
         # Absent: the target's; a smaller one buys layers.

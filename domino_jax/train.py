@@ -268,7 +268,7 @@ def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir
     stored = None
     if any((workdir / "checkpoints").glob("[0-9]*")):
         stored = hf.read_json(workdir, export.DRAFTER_CONFIG, required=False).get("draft_tokens")
-    if stored and drafter_config.counts_tokens and len(stored) == drafter_config.draft_vocab_size:
+    if stored and not drafter_config.has_backbone and len(stored) == drafter_config.draft_vocab_size:
         return drafter_config.with_draft_tokens(stored)
     return builders.with_draft_vocabulary(drafter_config, batches.rows)
 
@@ -287,7 +287,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
     write_json(workdir / "config.json", recipe)
     write_json(workdir / "drafter_config.json", drafter_config.stored())
     environment.write_environment(workdir)
-    if not drafter_config.counts_tokens and not (workdir / hf.TOKEN_ORDER).exists():
+    if drafter_config.has_backbone and not (workdir / hf.TOKEN_ORDER).exists():
         write_whole(workdir / hf.TOKEN_ORDER, order_bytes(order_of_rows(batches.rows, drafter_config.vocab_size)))
     if batches.rows.num_held_out_prompts:
         rows = batches.rows.held_out_prompts()

@@ -74,10 +74,8 @@ def variants(width: int) -> dict[str, HeadVariant]:
         for name, (title, changes, published) in drafters.items()
     }
     all_["none"] = dataclasses.replace(all_["none"], modes=(BASELINE, DRAFT, TREE))
-    medusa = {"drafter.head": "medusa", "drafter.medusa.num_heads": width - 1}
     eagle3 = {"drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
     all_["eagle3"] = HeadVariant("EAGLE-3", eagle3, modes=(BASELINE, DRAFT), published=7)
-    all_["medusa"] = HeadVariant("Medusa-1", medusa, modes=(BASELINE, DRAFT, TREE), published=min(5, width - 1))
     head = {"drafter.head": "xpress", "drafter.xpress.rank": rank}
     for name, passes in XPRESS.items():
         all_[name] = HeadVariant(
@@ -118,7 +116,7 @@ def _frozen(drafters: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
 
 
 BLOCKS = ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2")
-EVERYTHING = ("none", *BLOCKS, *XPRESS, "eagle3", "medusa")
+EVERYTHING = ("none", *BLOCKS, *XPRESS, "eagle3")
 ARMS = {
     "a": Arm(
         "Frozen backbones, the head alone trained",
@@ -142,9 +140,9 @@ ARMS = {
     ),
     "d": Arm(
         "Everything trained, equal supervised predictions",
-        ("none", "domino", "dflash2", "eagle3", "medusa"),
+        ("none", "domino", "dflash2", "eagle3"),
         "Steps were chosen so that all see as many supervised predictions as Domino with equal steps: a block drafter "
-        "learns from the slots of its anchors, EAGLE-3 and Medusa from every row in each pass or head. The Markov "
+        "learns from the slots of its anchors, EAGLE-3 from every row in each pass. The Markov "
         "heads learn from the same slots as Domino, so their rows are those of equal steps.",
         BY_PREDICTIONS,
     ),

@@ -34,7 +34,7 @@ def refused_mode(mode: str, kind: "KindOf") -> str | None:
     head = kind.head
     if mode == BACKBONE and not kind.has_backbone:
         return f"mode {BACKBONE!r} drafts with the backbone of a block drafter, and {head} has none; use mode {DRAFT!r}"
-    if mode == TREE and not kind.draws_paths:
+    if mode == TREE and not kind.has_backbone:
         return f"mode {TREE!r} needs a drafter that scores paths, and {head} drafts chains alone; use mode {DRAFT!r}"
     if mode == DOMINO and not kind.has_head:
         return f"mode {DOMINO!r} needs a head on a backbone, and this drafter is {kind.title}; use mode {DRAFT!r}"

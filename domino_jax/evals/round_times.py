@@ -155,8 +155,7 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
             tokens, cache = carry
             chosen, out = _verified(models, _moved(state, tokens[:, 0]), cache, tokens, sampling)
             # What the drafter reads is used, as a round uses it; its sum is far below a token id.
-            read = out.hidden if out.features is None else out.features
-            return chosen + (1e-30 * read.sum()).astype(jnp.int32), out.cache
+            return chosen + (1e-30 * out.features.sum()).astype(jnp.int32), out.cache
 
         return jax.lax.fori_loop(0, turns, turn, (_block(models, state, settings), state.target_cache))
 
@@ -171,7 +170,7 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
             # Constants would be computed once, before the loop.
             states = _traced(embedded, carry.counts)
             accepted = accept_chain(tokens + carry.rounds[:, None], tokens)
-            text = TargetRows(jnp.tile(states, (1, 1, taps)) if taps else None, states, states, accepted + 1)
+            text = TargetRows(jnp.tile(states, (1, 1, taps)), states, accepted + 1)
             context = models.extend_context(carry.draft_cache, text, positions)
             carry, emitted = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
             return record_round(carry, emitted)

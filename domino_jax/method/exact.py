@@ -26,7 +26,7 @@ from domino_jax.method.rollout import GREEDY, Drafted, settle_scored
 from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
 from domino_jax.method.settings import DraftSettings, SamplingKind
 from domino_jax.method.step import Batch, target_pass
-from domino_jax.models.shapes import Features, Hidden
+from domino_jax.models.shapes import Features
 from domino_jax.models.slices import BLOCKS, cut, joined
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -71,13 +71,12 @@ def accepted_drafts(
     """
     config = models.drafter.config
     settings = dataclasses.replace(settings, num_drafts=max(config.num_drafts, settings.num_drafts or 0))
-    layers = config.target_layer_ids
-    features, hidden = target_pass(models.target, models.target_params, batch, layers, with_hidden=not layers)
+    features, _ = target_pass(models.target, models.target_params, batch, config.target_layer_ids)
     ahead = 1 + jnp.arange(settings.num_drafts)
     if config.has_backbone:
         draft = _block_drafts(models, features, batch, settings, kind)
     else:
-        draft = _row_drafts(models, features, hidden, batch, settings, kind)
+        draft = _chain_drafts(models, features, batch, settings, kind)
 
     def judge(here: Batch) -> Accepted:
         own, alone = draft(here)
@@ -175,25 +174,21 @@ def _block_drafts(
     return draft
 
 
-def _row_drafts(
-    models: Models, features: Features | None, hidden: Hidden, batch: Batch, settings: DraftSettings, kind: SamplingKind
+def _chain_drafts(
+    models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
-    """`_block_drafts` for drafters that draft from the row before the anchor: heads on the target's last hidden state,
-    and EAGLE-3, whose passes read the text's tokens as in its training. Up to the first rejected draft those are its
-    drafts, and log_q of the drafts after it is given the text. A sliding window of EAGLE-3 stays at the row, where in
-    decoding it moves along with the drafts."""
-    gathered, config = models.with_gathered_head(), models.drafter.config
-    if not config.draws_paths:
-        read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
-        arguments = (features, read, settings.num_drafts, batch["positions"], batch["documents"])
-        hidden = models.drafter.apply({"params": models.drafter_params}, *arguments)
+    """`_block_drafts` for EAGLE-3, whose passes read the text's tokens as in its training.
+
+    Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
+    window stays at the row, where in decoding it moves along with the drafts.
+    """
+    drafter = {"params": models.drafter_params}
+    read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
+    arguments = (features, read, settings.num_drafts, batch["positions"], batch["documents"])
+    states = models.drafter.apply(drafter, *arguments)
 
     def draft(here: Batch) -> tuple[Drafted, None]:
-        state = _before(hidden, here)
-        if config.draws_paths:
-            base = predicting_logits(gathered, models.draft_hidden((state,)), settings.num_drafts, False)
-        else:
-            base = models.drafter.apply({"params": models.drafter_params}, state, method="logits")
+        base = models.drafter.apply(drafter, _before(states, here), method="logits")
         return _settled(models, _places(batch, here, kind), base, settings), None
 
     return draft

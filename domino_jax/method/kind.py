@@ -16,14 +16,15 @@ class Kind:
     specforge_class: the class for SpecForge's training, if it is not that of `to_dict`.
     sglang, vllm: the servers' names for the method, "" where they do not have it.
     sglang_flags: those without which SGLang drafts otherwise than the drafter was trained.
-    has_backbone: it drafts blocks with a backbone.  has_head: a head (head.py) corrects the backbone's logits.
+    has_backbone: it drafts blocks with a backbone, and so trees as well as chains. Without one it drafts chains, and has
+        a draft vocabulary that is counted in the training rows.
+    has_head: a head (head.py) corrects the backbone's logits.
     has_confidence: the head also estimates each draft's chance.
     reads_embeddings: the head reads the target's embeddings of tokens, else their ids.
     only_candidates: tokens that are no candidates have no probability.
     lead: slots that the head reads before the first one that predicts a token: 1 where it reads the anchor's slot of
         unshifted blocks, and so the token before the anchor.
     head_passes: passes over a block in which its head drafts; 0: it drafts slot after slot.
-    draws_paths: it scores any path, so it drafts trees as well as chains.
     rank_key: the field with the rank of the head.
     tensor_names: {how a parameter's name begins (tables.table_of): how its tensor's does}; the first that fits.
     copies: {a copy of a tensor of the target that a folder may store: the target's}.
@@ -32,7 +33,7 @@ class Kind:
     head, title, paper, specforge_class = "none", "DFlash", "", None
     sglang, vllm, sglang_flags = "DFLASH", "dflash", ""
     has_backbone, has_head, has_confidence = False, False, False
-    reads_embeddings, only_candidates, draws_paths = False, False, True
+    reads_embeddings, only_candidates = False, False
     lead, head_passes = 0, 0
     rank_key = ""
     tensor_names = {"backbone.": ""}
@@ -123,8 +124,6 @@ class Kind:
     recipe_keys = {}
     # Keys for drafters of blocks, of the drafter and train sections, that a drafter without a backbone reads too.
     reads = ()
-    # The draft vocabulary is counted in the training rows.
-    counts_tokens = False
 
     @classmethod
     def for_recipe(cls, recipe: Any, target: Any, shared: dict[str, Any]) -> Any:

@@ -24,18 +24,17 @@ from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.method.heads.markov import MarkovConfig
-from domino_jax.method.heads.medusa import Medusa, MedusaConfig
 from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.runtime.errors import DataError, quote, warn_once
 
 log = logging.getLogger(__name__)
 
 # {config.drafter.head: the config of such a drafter}
-_KINDS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config, MedusaConfig)
+_KINDS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config)
 KINDS = {kind.head: kind for kind in _KINDS}
 SHOWN = 6  # tensors of a folder that is no drafter
-AnyConfig = DrafterConfig | Eagle3Config | MedusaConfig
-AnyDrafter = Drafter | Eagle3 | Medusa
+AnyConfig = DrafterConfig | Eagle3Config
+AnyDrafter = Drafter | Eagle3
 
 
 def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[AnyConfig]:

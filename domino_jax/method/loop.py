@@ -194,7 +194,7 @@ def read_prompts(
         if drafter:
             following = jax.lax.dynamic_slice_in_dim(after, start, size, axis=1)
             count = jnp.clip(lengths - start, 0, size)
-            text = TargetRows(out.get("features"), out["hidden"], models.embed(following), count)
+            text = TargetRows(out["features"], models.embed(following), count)
             context = models.extend_context(context, text, slots)
         return out["cache"], context, jnp.where((place >= 0) & (place < size), here, last)
 

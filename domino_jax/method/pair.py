@@ -11,7 +11,7 @@ from domino_jax.method.backbone import transformed_logits
 from domino_jax.models.cache import resize
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3
-from domino_jax.models.shapes import Features, Hidden
+from domino_jax.models.shapes import Features
 
 
 class TargetRows(NamedTuple):
@@ -19,14 +19,12 @@ class TargetRows(NamedTuple):
 
     A drafter uses what it needs of them.
 
-    features: [B, T, C·D], outputs of the tapped layers; None where the drafter taps none.
-    hidden: [B, T, D], the last hidden states after the final norm.
+    features: [B, T, C·D], outputs of the tapped layers.
     following: [B, T, D], the target's embedding of the token after each row.
     count: int32 [B], how many rows, from the first on, are text; the others are padding or rejected drafts.
     """
 
-    features: Features | None
-    hidden: Hidden | None = None
+    features: Features
     following: jax.Array | None = None
     count: jax.Array | None = None
 
@@ -62,7 +60,7 @@ class Models:
         return self.replace(target_params=self.target.with_gathered_head(self.target_params))
 
     def draft_logits(self, z: jax.Array) -> jax.Array:
-        """The backbone's z [..., D], or the like of another drafter → its base logits float32 [..., N].
+        """The backbone's z [..., D] → its base logits float32 [..., N].
 
         N: tokens of the draft vocabulary, whose columns of the lm_head are the drafter's parameters; else V.
         """
@@ -72,7 +70,7 @@ class Models:
             logits = head.apply({"params": self.drafter_params["lm_head"]}, z)
         else:
             logits = self.unembed(z)
-        return transformed_logits(logits, config) if config.has_backbone else logits
+        return transformed_logits(logits, config)
 
     def extend_context(self, cache: Any, text: TargetRows, positions: jax.Array) -> Any:
         """What the drafter keeps of the text (kinds.py), with the rows that the target has read."""

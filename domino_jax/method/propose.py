@@ -23,7 +23,7 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
 
     Without drafts (num_drafts 0) no backbone runs.
     """
-    if not models.drafter.config.draws_paths:
+    if not models.drafter.config.has_backbone:
         return draft_chain(models, state, sampling, settings)
     if settings.num_drafts == 0:
         return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache
@@ -49,16 +49,13 @@ def draft_base(
     """One backbone pass → (z [B, T, D] of the slots that the head sees, base logits float32 [B, M, N], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
-    first `num_drafts`. The heads of a drafter without one take the place of a backbone and its slots.
+    first `num_drafts`.
     """
     config = models.drafter.config
-    if config.has_backbone:
-        masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
-        block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
-        z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
-        z = z[:, config.first_slot - config.lead :]
-    else:
-        z, cache = models.draft_hidden(state.draft_cache), state.draft_cache
+    masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
+    block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
+    z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
+    z = z[:, config.first_slot - config.lead :]
     return z, predicting_logits(models, z, num_drafts, use_head), cache
 
 

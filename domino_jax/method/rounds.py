@@ -91,9 +91,8 @@ def tree_round(
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, deepest)
     out = out._replace(
-        features=None if out.features is None else jnp.take_along_axis(out.features, path[:, :, None], axis=1),
+        features=jnp.take_along_axis(out.features, path[:, :, None], axis=1),
         cache=keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
-        hidden=jnp.take_along_axis(out.hidden, path[:, :, None], axis=1),
     )
     emitted = jnp.take_along_axis(chosen, path, axis=1)
     after = commit(models, state, out, draft_cache, emitted, accepted, stop_ids)
@@ -112,12 +111,12 @@ def commit(
 ) -> DecodeState:
     """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
-    out: features, hidden states and cache with a chain's rows, at depths 0..M, right after the committed length.
+    out: features and cache with a chain's rows, at depths 0..M, right after the committed length.
     verified: int32 [B, M+1], anchor and drafts of a chain, for `emit`.
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows may be written too: after the new length, and overwritten before they can be read.
-    text = TargetRows(out.features, out.hidden, models.embed(chosen), accepted + 1)
+    text = TargetRows(out.features, models.embed(chosen), accepted + 1)
     context = models.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)

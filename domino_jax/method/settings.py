@@ -183,7 +183,7 @@ class DraftSettings:
         counted = f"but an {config.title} drafter has a draft vocabulary already; set it to 0"
         return first_problem(
             self,
-            ("draft_vocab", not size or not config.counts_tokens, counted),
+            ("draft_vocab", not size or config.has_backbone, counted),
             ("draft_vocab", size <= vocab, f"but the target has {vocab} tokens; lower it, or set it to 0"),
             (
                 "draft_vocab",

@@ -14,6 +14,7 @@ import optax
 from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
 from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.losses import (
     Labels,
@@ -28,7 +29,6 @@ from domino_jax.method.losses import (
 )
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import greedy_tokens
-from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.state import TrainState
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
@@ -181,7 +181,7 @@ def make_train_step(
     num_anchors: int,
     learning_rate: Callable[[jax.Array], jax.Array],
     curriculum: Callable[[jax.Array], jax.Array],
-    settings: LossSettings | RowSettings,
+    settings: LossSettings | Eagle3Settings,
     accumulate: int = 1,
     ema_decay: float = 0.0,
     shardings: tuple[Any, Any] | None = None,

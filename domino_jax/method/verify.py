@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.pair import Models
 from domino_jax.models.cache import Cache, block_mask
-from domino_jax.models.shapes import Features, Hidden, Lengths, Logits
+from domino_jax.models.shapes import Features, Lengths, Logits
 
 
 class Tree(NamedTuple):
@@ -28,13 +28,12 @@ class Tree(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows after the length; hidden
-    [B, T, D] after the final norm."""
+    """logits float32 [B, T, V]; features [B, T, C·D], None of plain decoding; cache with the block's rows after the
+    length."""
 
     logits: Logits
     features: Features | None
     cache: Cache
-    hidden: Hidden | None = None
 
 
 def verify(
@@ -70,7 +69,7 @@ def verify(
         lengths[:, None] + index,
         tap_layers=tap_layers,
     )
-    verified = Verified(out["logits"], out.get("features"), out["cache"], out["hidden"])
+    verified = Verified(out["logits"], out.get("features"), out["cache"])
     return jax.lax.optimization_barrier(verified) if isolated else verified
 
 

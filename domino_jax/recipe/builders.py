@@ -22,11 +22,11 @@ from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers
 from domino_jax.method.curriculum import lambda_base
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
-from domino_jax.method.row_losses import RowSettings
 from domino_jax.method.settings import DraftSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
@@ -134,7 +134,7 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
 
 def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:
     """The config with the draft vocabulary that the training rows suggest, where a drafter has one."""
-    if not config.counts_tokens or config.draft_vocab_size == config.vocab_size:
+    if config.has_backbone or config.draft_vocab_size == config.vocab_size:
         return config
     order = order_of_rows(rows, config.vocab_size)
     return config.with_draft_tokens(frequent_tokens(order, config.vocab_size, config.draft_vocab_size))
@@ -176,7 +176,7 @@ def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformat
     return jax.jit(make, out_shardings=places), shapes
 
 
-def loss_settings(config) -> LossSettings | RowSettings:
+def loss_settings(config) -> LossSettings | Eagle3Settings:
     """The loss of a recipe."""
     train = config.train
     shared = {

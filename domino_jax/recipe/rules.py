@@ -135,7 +135,7 @@ def _start_rules(config) -> list[Rule]:
     path, start = train.frozen_backbone, train.start_from
     return [
         (
-            start is None or (bool(start) and not KINDS[head].counts_tokens),
+            start is None or (bool(start) and KINDS[head].has_backbone),
             "train.start_from",
             f"name a drafter's folder, or leave it out; the draft vocabulary of drafter.head {head} is counted in the"
             " rows of each run, so it takes no weights",
@@ -190,6 +190,6 @@ def _check_final_decoding(config) -> None:
     for mode in modes:
         refused = refused_mode(mode, kind)
         require(config, refused is None, "drafter.head", f"of decode.modes, which eval.final decodes in, {refused}")
-    chosen = decode.draft_vocab and kind.counts_tokens and set(modes) - {BASELINE}
+    chosen = decode.draft_vocab and not kind.has_backbone and set(modes) - {BASELINE}
     change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
     require(config, not chosen, "decode.draft_vocab", change)

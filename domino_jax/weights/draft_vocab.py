@@ -1,4 +1,4 @@
-"""A draft vocabulary for a block drafter or Medusa heads: drafts are among the N most frequent tokens alone.
+"""A draft vocabulary for a block drafter: drafts are among the N most frequent tokens alone.
 
 The lm_head and the head's last matrix are then read for N tokens only. The target verifies with all of them, so the
 text is the same. `train` stores the order of the tokens with the drafter, in a file that no other engine opens: servers

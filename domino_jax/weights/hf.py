@@ -28,7 +28,6 @@ from domino_jax.weights.safetensors_file import Stored, is_finite, read_header
 TOKEN_ORDER = "token_order.st"  # tokens by frequency, in a drafter's folder (draft_vocab.py)
 FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja", TOKEN_ORDER)
 SINGLE = "model.safetensors"
-FASTER_DECODING = "medusa_lm_head.safetensors"  # in place of it, in that project's folders
 INDEX = "model.safetensors.index.json"
 COMPARED_ROWS = 4096  # of two matrices, so that the host never holds two embeddings
 LISTED = 10  # names in one message
@@ -221,9 +220,8 @@ def same_matrix(tensors: Tensors, name: str, others: Tensors, other: str, dtype:
 
 def open_tensors(folder: Path) -> Tensors:
     """Opens model.safetensors, or the shards that model.safetensors.index.json names; warns of other weights there."""
-    for name in (SINGLE, FASTER_DECODING):
-        if inside(folder, name).is_file():
-            return _with_others_reported(Tensors(folder, read_header(inside(folder, name))))
+    if inside(folder, SINGLE).is_file():
+        return _with_others_reported(Tensors(folder, read_header(inside(folder, SINGLE))))
     if inside(folder, INDEX).is_file():
         return _with_others_reported(Tensors(folder, _read_shards(folder)))
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)

@@ -66,9 +66,8 @@ def test_a_prompt_that_cannot_be_is_refused(prompt, message):
         ("none", "domino", "mode 'draft'"),
         ("domino", "forest", "'forest'"),
         ("domino", "tree", "TreeSettings"),
-        ("medusa", "backbone", "medusa .*'draft'"),
-        ("medusa", "domino", "'domino'.*'draft'"),
         ("eagle3", "backbone", "eagle3 .*'draft'"),
+        ("eagle3", "domino", "'domino'.*'draft'"),
         ("eagle3", "tree", "TreeSettings|eagle3 .*'draft'"),
     ],
 )
@@ -82,7 +81,6 @@ def test_a_mode_that_the_models_do_not_have_is_refused(head, mode, message):
     ("head", "choices", "values"),
     [
         ("domino", {"num_drafts": 5}, "5.*4"),
-        ("medusa", {"num_drafts": 5}, "5.*4"),
         ("eagle3", {"num_drafts": 65}, "65.*64"),
     ],
 )

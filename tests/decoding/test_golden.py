@@ -14,29 +14,26 @@ import pytest
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, selector_outputs
-from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_states
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings, eagle3_states, shifted
 from domino_jax.method.heads.markov import MarkovSettings
-from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.heads.xpress import XpressSettings
 from domino_jax.method.losses import Labels, LossSettings, Outputs, Parts
-from domino_jax.method.row_losses import shifted
 from domino_jax.method.step import batch_gradients, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models
 from tests.helpers.models import (
     GOLDEN_SETS,
     MARKOV_SETS,
-    ROW_SETS,
     by_stored_name,
     load_golden,
     run_blocks,
 )
 
-SETS = (*GOLDEN_SETS, *MARKOV_SETS, "dflash2", "xpress", *ROW_SETS)
-BLOCK_SETS = tuple(name for name in SETS if name not in ROW_SETS)
+SETS = (*GOLDEN_SETS, *MARKOV_SETS, "dflash2", "xpress", "eagle3")
+BLOCK_SETS = tuple(name for name in SETS if name != "eagle3")
 # Variants of the loss. Those of the last Markov sets are further compilations of the same code.
 SLOW = [(name, variant) for name in MARKOV_SETS[1:] for variant in ("ce", "l1")]
 # Losses of the reference that this project does not have.
-LEFT_OUT = [("dflash2", "replace"), ("dflash2", "stop_gradient"), ("medusa", "common_rows")]
+LEFT_OUT = [("dflash2", "replace"), ("dflash2", "stop_gradient")]
 VARIANTS = [
     pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in SLOW))
     for name in SETS
@@ -61,7 +58,6 @@ FIGURES = {
         + ("accept_rate", "base_accept_rate", *(f"consistency_round{index}_loss" for index in range(3)))
     },
     "eagle3": {"loss": "loss", "loss_": "step_losses", "accuracy_": "accuracies", "acceptance_": "acceptance_rates"},
-    "medusa": {"loss": "loss", "loss_": "head_losses", "accuracy_": "head_accuracies"},
 }
 
 
@@ -144,16 +140,14 @@ def selector_arrays(name: str) -> dict[str, np.ndarray]:
 
 
 def row_arrays(name: str) -> dict[str, np.ndarray]:
-    """The states of Medusa's heads, or states and logits of EAGLE-3's passes, [J, 2, S, ...]."""
+    """States and logits of EAGLE-3's passes, [J, 2, S, ...]."""
     models, batch = golden_models(name), batch_of(name)
     config = models.drafter.config
 
     @jax.jit
     def run(models):
-        features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
+        features, _ = target_pass(models.target, models.target_params, batch, config.target_layer_ids)
         drafter = functools.partial(models.drafter.apply, {"params": models.drafter_params})
-        if name == "medusa":
-            return {"head_hidden": jnp.moveaxis(drafter(hidden), 2, 0)}
         states = eagle3_states(models, features, batch, load_golden(name).figures["ttt_length"])
         states = {"hidden": states, "logits": drafter(states, method="logits")}
         return jax.tree.map(lambda states: jnp.moveaxis(states, 2, 0), states)
@@ -240,9 +234,7 @@ def settings_of(name: str, variant: str):
             weights = [row["loss_terms"].get(term, 0.0) for term in ("ce", "tv")]
             weights += [row[f"{term}_weight"] for term in ("consistency", "base_anchor")]
             return XpressSettings(**choices, weights=tuple(weights), slice_blocks=7), 0.0
-        case "eagle3":
-            return Eagle3Settings(figures["ttt_length"], row["step_decay"]), 0.0
-    return MedusaSettings(row["head_decay"]), 0.0
+    return Eagle3Settings(figures["ttt_length"], row["step_decay"]), 0.0
 
 
 def eagle3_reference_labels(batch: dict[str, jax.Array], passes: int) -> Labels:
@@ -275,9 +267,7 @@ def program(name: str, settings, variant: str):
             drawn = label_blocks(batch, *drawn_blocks(name), config, settings)
             labels, objective = drawn.labels, settings.objective(share, drawn.labels.weight)
         else:
-            labels = drawn = (
-                eagle3_reference_labels(batch, settings.passes) if name == "eagle3" else settings.labels(config, batch)
-            )
+            labels = drawn = eagle3_reference_labels(batch, settings.passes)
             objective = settings.objective(config, labels)
         sums, gradients = batch_gradients(models, batch, drawn, objective, 1)
         return objective.metrics(sums), gradients, labels.label_weights

@@ -55,8 +55,6 @@ def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
     """The arrays of a block after the drafts before each slot."""
     config, before = models.drafter.config, jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
     z, base, _ = draft_base(models, state)
-    if config.head == "medusa":
-        return {"logits": base}
     if config.head == "dflash2":
         candidates = pick_candidates(base, config.candidates(0))
         codes = models.head_step((), before, models.head_hidden_half(z))[1]

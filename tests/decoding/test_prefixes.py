@@ -70,7 +70,7 @@ def test_a_second_turn_a_shared_system_prompt_and_an_edited_history_read_only_wh
     assert chat.read == [40, 22, 21, 21, 22]
 
 
-@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3", "medusa"])
+@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3"])
 def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
     made = generator(drafter)
     prefixes = Prefixes(1, 10**9)

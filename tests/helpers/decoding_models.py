@@ -18,8 +18,7 @@ from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
 from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices
 from domino_jax.method.heads.eagle3 import Eagle3Config
-from domino_jax.method.heads.medusa import MedusaConfig
-from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.kinds import KINDS, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.tree import ancestor_table
@@ -28,7 +27,7 @@ from domino_jax.models.quantized import quantize
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.draft_vocab import with_draft_vocab
-from tests.helpers.models import ROW_SETS, load_golden
+from tests.helpers.models import load_golden
 
 VOCAB = 64
 CHAINS = ("autoregressive", "backbone", "domino")
@@ -81,23 +80,22 @@ HEAD_SIZES = {
     "dflash2": {"selector_rank": 8, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
     "xpress": {"xpress_rank": 8, "xpress_mlp_hidden": 12, "xpress_num_passes": 2},
     "eagle3": {"draft_vocab_size": 40, "target_layer_ids": (0, 1, 2)},
-    "medusa": {"num_heads": 4, "num_layers": 2, "bias": True},
 }
 
 
-def row_config(target: Qwen3Config, head: str, **choices) -> AnyConfig:
-    """A drafter without blocks; the draft vocabulary of EAGLE-3 leaves some tokens out everywhere."""
-    fields = HEAD_SIZES[head] | choices
-    if head == "medusa":
-        return MedusaConfig.for_target(target, **fields)
+def eagle3_config(target: Qwen3Config, **choices) -> Eagle3Config:
+    """An EAGLE-3 drafter whose draft vocabulary leaves some tokens out everywhere."""
+    fields = HEAD_SIZES["eagle3"] | choices
     tokens = np.linspace(0, target.vocab_size - 1, fields["draft_vocab_size"]).astype(int)
     return Eagle3Config.for_target(target, **fields).with_draft_tokens(tokens)
 
 
 def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[AnyDrafter, dict]:
     """One layer, or as many as `layer_types` has, over layer 0 of the target; or what HEAD_SIZES says."""
-    if choices.get("head") in ROW_SETS:
-        drafter = new_drafter(row_config(target.config, **choices))
+    if choices.get("head") == "eagle3":
+        drafter = new_drafter(
+            eagle3_config(target.config, **{name: choices[name] for name in choices if name != "head"})
+        )
         shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
         return drafter, random_params(shapes, seed)
     fields = {

@@ -14,9 +14,8 @@ import numpy as np
 
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.heads.dflash2 import SelectorSettings
-from domino_jax.method.heads.eagle3_model import Eagle3Settings
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from domino_jax.method.heads.markov import MarkovSettings
-from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.heads.xpress import XpressSettings
 from domino_jax.method.kinds import new_drafter
 from domino_jax.method.losses import LossSettings
@@ -25,7 +24,7 @@ from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding, slices
 from tests.helpers.decoding_models import random_models
-from tests.helpers.models import ROW_SETS, Model, random_tokens, tiny_drafter, tiny_target
+from tests.helpers.models import Model, random_tokens, tiny_drafter, tiny_target
 
 ROWS, LENGTH, ANCHORS, TOTAL = 8, 24, 5, 20
 
@@ -40,7 +39,7 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
 
 @functools.lru_cache
 def models(head: str, **choices):
-    if head in ROW_SETS:
+    if head == "eagle3":
         pair = random_models(head=head)
         target = Model(pair.target.config, pair.target, pair.target_params)
         return target, Model(pair.drafter.config, pair.drafter, pair.drafter_params)
@@ -49,7 +48,6 @@ def models(head: str, **choices):
 
 
 OWN_LOSSES = {"markov": MarkovSettings, "dflash2": SelectorSettings, "xpress": XpressSettings}
-ROW_SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
 
 
 def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=32, slice_blocks=100, drafter=None, **losses):
@@ -60,7 +58,7 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=32, slice
     drafter, slices.BLOCKS = new_drafter(small.config, remat=remat), attention_blocks
     head = small.config.head
     choices = {"gamma": 4.0, "slice_blocks": slice_blocks, **losses}
-    settings = ROW_SETTINGS[head] if head in ROW_SETTINGS else OWN_LOSSES.get(head, LossSettings)(**choices)
+    settings = Eagle3Settings(passes=3) if head == "eagle3" else OWN_LOSSES.get(head, LossSettings)(**choices)
     schedule = learning_rate(1e-2, TOTAL, 0.1)
     optimizer = make_optimizer("adamw")
     kv_heads = target.config.num_key_value_heads

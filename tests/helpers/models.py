@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
 from domino_jax.method.kinds import KINDS, new_drafter
 from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.pair import Models
-from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.step import DrawnBlocks, corrected, drafter_loss, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights.drafter import drafter_table, load_drafter
@@ -24,7 +24,6 @@ from domino_jax.weights.target import load_target
 from tests.helpers.paths import GOLDEN
 
 GOLDEN_SETS = ("tied_shift", "untied_noshift")  # of the Domino head
-ROW_SETS = ("eagle3", "medusa")
 MARKOV_SETS = ("markov_vanilla", "markov_gated", "markov_rnn")
 
 TARGET_FIELDS = {
@@ -190,8 +189,8 @@ def dual_loss(models: Models, features, batch, drawn: DrawnBlocks, settings: Los
     return loss, objective.metrics(sums)
 
 
-def row_gradients(models: Models, batch, settings: RowSettings):
-    """(loss, metrics, gradients) of a batch for a drafter without blocks, compiled."""
+def row_gradients(models: Models, batch, settings: Eagle3Settings):
+    """(loss, metrics, gradients) of a batch for EAGLE-3, compiled."""
     config = models.drafter.config
 
     @jax.jit

@@ -75,7 +75,7 @@ def test_with_all_norms_a_chain_computes_what_the_passes_train():
     states = call(features, embedded, 3)
     expected = call(states, method="logits")[0, 5]
     cache = drafter.init_cache(1, 12)
-    passed = TargetRows(features, None, embedded[:, 1:7], jnp.array([6]))
+    passed = TargetRows(features, embedded[:, 1:7], jnp.array([6]))
     rows, state = call(cache, passed, jnp.arange(6)[None], method="extend_context")
     for depth in range(3):
         slots = jnp.array([5 + depth])

@@ -23,7 +23,6 @@ SMALL = {
     "domino": {"emb_dim": 8, "gru_hidden_dim": 16},
     **{head: {"rank": 8} for head in ("markov", "dflash2", "xpress")},
     "eagle3": {"draft_vocab_size": 40, "passes": 2},
-    "medusa": {"num_heads": 2},
 }
 TRAIN = {"loss": ("own", "cross_entropy"), "dpace_alpha": (None, 0.5), "head_tokens": ("text", "drafts")}
 

@@ -8,7 +8,6 @@ from domino_jax.recipe import loading, rules
 from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import LARGEST, walk
-from tests.helpers.models import ROW_SETS
 from tests.helpers.recipes import recipe, set_value
 
 NAN, INF = float("nan"), float("inf")
@@ -61,7 +60,7 @@ def test_a_value_out_of_its_range_is_refused_by_key_and_value(key, value):
 
 # {the key that the message names: changes}, of rules between keys.
 HELD_OUT = {"eval.final": True, "eval.prompts": "p.jsonl"}
-MARKOV, EAGLE3, MEDUSA = ({"drafter.head": head} for head in ("markov", "eagle3", "medusa"))
+MARKOV, EAGLE3 = ({"drafter.head": head} for head in ("markov", "eagle3"))
 RULES = [
     ("target.path", {"target.path": ""}),
     ("data.train", {"data.train": ""}),
@@ -84,14 +83,14 @@ RULES = [
     ("train.lambda_start", {**MARKOV, "train.loss": "cross_entropy", "train.frozen_backbone": "F"}),
     *(
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
-        for head in ("none", "medusa")
+        for head in ("none", "eagle3")
         for key, value in (("head_tokens", "drafts"), ("frozen_backbone", "F"))
     ),
     *(
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
         for head, key, value in (
-            *((head, "dpace_alpha", 0.5) for head in ("markov", "xpress", *ROW_SETS)),
-            *((head, "loss", "cross_entropy") for head in ROW_SETS),
+            *((head, "dpace_alpha", 0.5) for head in ("markov", "xpress", "eagle3")),
+            ("eagle3", "loss", "cross_entropy"),
         )
     ),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
@@ -102,7 +101,7 @@ RULES = [
     ("decode.cache_length", {"decode.modes": ("tree",), "decode.cache_length": 192, "decode.max_new_tokens": 128}),
     # What the final decoding would refuse after the training.
     ("drafter.head", {**HELD_OUT, "drafter.head": "none", "decode.modes": ("domino",)}),
-    ("drafter.head", {**HELD_OUT, **MEDUSA, "decode.modes": ("backbone",)}),
+    ("drafter.head", {**HELD_OUT, **EAGLE3, "decode.modes": ("backbone",)}),
     ("decode.draft_vocab", {"decode.draft_vocab": 63}),  # below the candidates of a slot
     ("decode.draft_vocab", {**HELD_OUT, **EAGLE3, "decode.draft_vocab": 128}),
 ]
@@ -120,7 +119,7 @@ SOUND = [
     {"drafter.head": "dflash2", "train.frozen_backbone": "F"},  # its own loss has no λ
     {"drafter.head": "dflash2", "train.dpace_alpha": 0.5},
     {**MARKOV, "train.loss": "cross_entropy", "train.dpace_alpha": 0.5},
-    {**MEDUSA, "data.max_length": 200},  # it draws no anchors
+    {**EAGLE3, "data.max_length": 200},  # it draws no anchors
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
     {"drafter.path": "", "eval.prompts": ""},  # as if they were left out
     {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
@@ -149,16 +148,15 @@ def test_what_a_training_asks_for_does_not_concern_the_other_commands():
     [
         *(
             (head, f"train.{key}", value)
-            for head in ("eagle3", "medusa")
+            for head in ("eagle3",)
             for key, value in (("gamma", 4.0), ("num_anchors", 8), ("lambda_start", 0.0), ("lambda_decay_ratio", 0.5))
         ),
         *((head, "train.lambda_start", 0.0) for head in ("none", "markov", "dflash2", "xpress")),
-        ("medusa", "train.remat", True),
         ("markov", "drafter.domino.emb_dim", 64),
         ("domino", "drafter.markov.rank", 64),
         ("none", "drafter.eagle3.passes", 3),
-        ("medusa", "drafter.shift_label", True),
-        ("medusa", "drafter.num_layers", 2),
+        ("eagle3", "drafter.shift_label", True),
+        ("eagle3", "drafter.num_layers", 2),
         ("eagle3", "drafter.block_size", 8),
     ],
 )

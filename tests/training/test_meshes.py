@@ -32,7 +32,6 @@ PAIRS = {
         {"mesh": [1, 2, 2], "accumulate": 2, "slice_blocks": 4},
     ),
     "EAGLE-3": ({"drafter": {"head": "eagle3"}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),
-    "Medusa": ({"drafter": {"head": "medusa"}}, {"mesh": [1, 1, 4], "accumulate": 2}),
 }
 STEPS = {"Domino": 20}  # on one device, so that its loss falls
 RUNS = {name: {"mesh": [1, 1, 1], "steps": STEPS.get(name, 2), **plain} for name, (plain, _) in PAIRS.items()}

@@ -6,7 +6,6 @@ import pytest
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.heads.eagle3 import Eagle3Config
-from domino_jax.method.heads.medusa import MedusaConfig
 from domino_jax.method.kinds import config_class, parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf, speculators
@@ -16,7 +15,7 @@ from tests.helpers.golden_files import folder_of, raw_config, target_config, wri
 HEADS = {
     **{name: "domino" for name in ("tied_shift", "untied_noshift")},
     **{name: "markov" for name in ("markov_vanilla", "markov_gated", "markov_rnn")},
-    **{name: name for name in ("dflash2", "xpress", "eagle3", "medusa")},
+    **{name: name for name in ("dflash2", "xpress", "eagle3")},
 }
 WRONG = ("x", ["x"], {"x": 1}, True, 1.5)
 NESTED = {
@@ -81,7 +80,7 @@ def test_the_head_of_a_folder_is_in_its_config(tmp_path, name):
 
 def test_the_head_of_other_layouts_and_of_plain_drafters_is_in_their_config(tmp_path):
     plain = {**raw_config("tied_shift", "drafter"), "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1]}}
-    raws = {"domino": NESTED, "medusa": {"medusa_num_heads": 3}, "none": plain}
+    raws = {"domino": NESTED, "none": plain}
     for head, raw in raws.items():
         assert stored_head(write_model(tmp_path / head, raw, {})) == head
 
@@ -91,7 +90,7 @@ LAYOUTS = {  # {layout: (config.json, tensors, what reads it, or what its refusa
     "EAGLE-3 of SafeAILab": ({"architectures": ["LlamaForCausalLM"]}, ("d2t", "midlayer.hidden_norm.weight"), "eagle3"),
     "EAGLE-3 of vLLM": ({"architectures": ["LlamaForCausalLM"]}, ("layers.0.hidden_norm.weight",), "eagle3"),
     "EAGLE-3 of speculators": ({"speculators_model_type": "eagle3"}, (), "eagle3"),
-    "Medusa of FasterDecoding": ({"medusa_num_heads": 3}, ("0.0.linear.weight",), "medusa"),
+    "Medusa": ({"architectures": ["MedusaModel"]}, ("blocks.0.layers.0.weight",), ("MedusaModel", "known kind")),
     "DFlash of vLLM": ({"dflash_config": {"x": 1}, "eagle_aux_hidden_state_layer_ids": [1]}, (), "block"),
     "DSpark of DeepSpec": ({"architectures": ["Qwen3DSparkModel"]}, (), "block"),
     "MTP of speculators": ({"speculators_model_type": "mtp"}, (), "block"),  # which refuses it by this key
@@ -99,7 +98,7 @@ LAYOUTS = {  # {layout: (config.json, tensors, what reads it, or what its refusa
     "a target": ({"architectures": ["Qwen3ForCausalLM"]}, ("model.norm.weight",), ("Qwen3ForCausalLM", "model.norm")),
     "nothing": ({"architectures": 5}, (), ("architectures 5", "none")),
 }
-READERS = {"block": DrafterConfig, "eagle3": Eagle3Config, "medusa": MedusaConfig}
+READERS = {"block": DrafterConfig, "eagle3": Eagle3Config}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -127,5 +126,5 @@ def test_a_folder_without_the_class_of_its_keys_is_refused_by_them(tmp_path, nam
 def test_a_folder_with_the_keys_of_two_heads_is_read_as_one_of_them_and_both_are_named(caplog):
     raw = raw_config("tied_shift", "drafter")
     assert config_class(raw).head == "domino" and not caplog.records
-    assert config_class({**raw, "medusa_num_heads": 3}).head == "medusa"
-    assert "has the keys of Medusa and Domino: it is read as Medusa" in caplog.text
+    assert config_class({**raw, "eagle_config": {}}).head == "eagle3"
+    assert "has the keys of EAGLE-3 and Domino: it is read as EAGLE-3" in caplog.text

@@ -34,7 +34,7 @@ def drafts_of_few(models, state, sampling, settings):
 
 
 @pytest.mark.parametrize("count", [0, 5], ids=["all", "candidates"])
-@pytest.mark.parametrize("head", [head for head in KINDS if not KINDS[head].counts_tokens])
+@pytest.mark.parametrize("head", [head for head in KINDS if KINDS[head].has_backbone])
 def test_drafts_are_those_of_logits_without_the_other_tokens(head, count):
     models, settings = random_models(4, head=head), DraftSettings(head_candidates=count, draft_sharpness=1.0)
     state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
@@ -47,7 +47,7 @@ def test_drafts_are_those_of_logits_without_the_other_tokens(head, count):
 
 def test_the_order_comes_from_the_drafters_folder_or_from_a_file_of_answers(tmp_path):
     (tmp_path / TOKEN_ORDER).write_bytes(order_bytes(np.array([7, 200, 3])))
-    config = dataclasses.replace(random_models(4, head="medusa").drafter.config, vocab_size=256)
+    config = dataclasses.replace(random_models(4).drafter.config, vocab_size=256)
     arguments = {"tokenizer": None, "stop_ids": (90, 300)}  # the embedding has no row 300
     assert choose_tokens(tmp_path, config, DraftSettings(draft_vocab=3), **arguments).tolist() == [7, 90, 200]
     (tmp_path / "rows.jsonl").write_text('{"token_ids": [4, 8, 8, 9], "loss_mask": [0, 1, 1, 1]}')
@@ -61,7 +61,7 @@ def test_the_order_comes_from_the_drafters_folder_or_from_a_file_of_answers(tmp_
     ("head", "size", "error"),
     [
         ("domino", 32, DataError),  # no frequencies
-        ("medusa", VOCAB + 1, DominoError),  # more than there are
+        ("none", VOCAB + 1, DominoError),  # more than there are
         ("dflash2", 4, DominoError),  # fewer than the selector's candidates
         ("eagle3", 32, DominoError),  # a drafter with a vocabulary
     ],

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from domino_jax.method.config_keys import WRITTEN_WITH, integer, listed, public_keys, section, sliding_window
-from domino_jax.method.heads.eagle3_model import Eagle3, Eagle3Settings
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings
+from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.method.kind import Kind
 from domino_jax.models.decoder_config import (
     DecoderConfig,
@@ -79,7 +80,6 @@ class Eagle3Config(Kind, DecoderConfig):
 
     head, title, paper = EAGLE3, "EAGLE-3", " (arXiv 2503.01840)"
     sglang, vllm = "EAGLE3", "eagle3"
-    draws_paths, counts_tokens = False, True
     recipe_keys = {
         # Tokens that it can draft, the most frequent ones of the training rows' answers; all if the target has fewer.
         "draft_vocab_size": Key(32_000, least=1, shape=True),

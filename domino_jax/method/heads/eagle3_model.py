@@ -6,22 +6,19 @@ drafted row it is what the layer returned for the row before, normed with norm_o
 tokens one place later.
 """
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.losses import Labels, Outputs, Parts, Sums
-from domino_jax.method.pair import Models, TargetRows
-from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowSettings, numbered, shifted
+from domino_jax.method.pair import TargetRows
 from domino_jax.models import attention
 from domino_jax.models.attention import attend_cache, causal_mask
 from domino_jax.models.cache import LayerCache, append, init_cache
 from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles
-from domino_jax.models.shapes import MASKED, Features, Hidden, Lengths, Logits, Positions
+from domino_jax.models.shapes import MASKED, Features, Lengths, Logits, Positions
 from domino_jax.models.sharding import constrain
 
 State = tuple[LayerCache, jax.Array]  # keys and values of all rows but the last; the last row's fused features [B, D]
@@ -226,96 +223,3 @@ def _attend_part(q: jax.Array, first: LayerCache, later: list[LayerCache], mask:
     for index, (_, v) in enumerate(later):
         out += weights[..., keys + index, None].astype(jnp.float32) * v[:, :, None]
     return out.astype(q.dtype).reshape(batch, heads, rows, width)
-
-
-# ----------------------------------------------------------------------------------------------------------------- loss
-
-
-@dataclasses.dataclass(frozen=True)
-class Eagle3Settings(RowSettings):
-    """Choices of the training-time test.
-
-    passes: J.  decay: pass j counts decay^j.
-    """
-
-    passes: int = 7
-    decay: float = 0.8
-
-    def labels(self, config: Any, batch: dict[str, jax.Array]) -> Labels:
-        """Arrays [B, S, J] by the place s of the target's state that teaches: pass j at row s-1-j predicts the token at
-        s+1, and counts where that token is supervised. In packed rows all of these places are in one document.
-        """
-        tokens = batch["tokens"]
-        documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
-        counts, document = shifted((batch["loss_mask"] > 0.5).astype(jnp.float32), -1), shifted(documents, -1)
-        rows = [counts * (shifted(documents, 1 + index) == document) for index in range(self.passes)]
-        weights = jnp.stack(rows, axis=2) * (document > 0)[:, :, None]
-        return Labels(jnp.broadcast_to(shifted(tokens, -1)[:, :, None], weights.shape), weights, weights)
-
-    def objective(self, config: Any, labels: Labels) -> "Eagle3Objective":
-        decay = self.decay ** jnp.arange(self.passes, dtype=jnp.float32)
-        # All positions, supervised or not, as in the public trainers.
-        rows, length, _ = labels.ids.shape
-        return Eagle3Objective(self, decay / (rows * length), max(SLICE_LOGITS // (self.passes + 1), 1), config)
-
-
-def eagle3_states(models: Models, features: Features, batch: dict[str, jax.Array], passes: int) -> jax.Array:
-    """The states [B, S, J, D] of all passes; past the row its tokens are token 0."""
-    embedded = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, passes))))
-    packed = [batch[name] if name in batch else None for name in ("positions", "documents")]
-    return models.drafter.apply({"params": models.drafter_params}, features, embedded, passes, *packed)
-
-
-@dataclasses.dataclass(frozen=True)
-class Eagle3Objective(RowObjective):
-    """Per pass the cross-entropy to the target's distribution over the draft vocabulary, where the target's own choice
-    is in it; over all positions of the batch; passes added up with their weights."""
-
-    config: Any
-
-    def parts(self, models: Models, unembed: Any, features: Features, batch: dict, hidden: Hidden) -> Parts:
-        states = eagle3_states(models, features, batch, self.settings.passes)
-        # Pass j has row s-1-j beside the target's state at s, which teaches it.
-        z = jnp.stack([shifted(states[:, :, index], 1 + index) for index in range(states.shape[2])], axis=2)
-
-        def outputs_of(params, z, teacher):
-            return Outputs(models.drafter.apply({"params": params}, z, method="logits"), None, unembed(teacher))
-
-        return Parts(outputs_of, {name: models.drafter_params[name] for name in ("norm", "lm_head")}, (z,), hidden)
-
-    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        draft, target, weights = outputs.base, outputs.target, labels.label_weights
-        choice = jnp.argmax(target, axis=-1)
-        drafted, teacher, known = jnp.argmax(draft, axis=-1), target, jnp.ones(choice.shape, bool)
-        if len(self.config.draft_tokens):
-            tokens = jnp.asarray(self.config.draft_tokens)
-            drafted, teacher = tokens[drafted], target[:, tokens]
-            known = jnp.zeros(target.shape[-1], bool).at[tokens].set(True)[choice]
-        log_q = jax.nn.log_softmax(draft, axis=-1)
-        log_p = teacher - jax.nn.logsumexp(target, axis=-1, keepdims=True)
-        taught = weights * known[:, None]
-        losses = -jnp.einsum("sv,sjv->sj", jax.nn.softmax(teacher, axis=-1), log_q)
-        overlap = jnp.minimum(jnp.exp(log_q), jnp.exp(log_p)[:, None]).sum(-1)
-        return {
-            "losses": (taught * losses).sum(0),
-            "correct": (weights * (drafted == choice[:, None])).sum(0),
-            "labels": weights.sum(0),
-            "overlap": (taught * overlap).sum(0),
-            "taught": taught.sum(0),
-        }
-
-    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """The metrics of the step: "loss", "accuracy" over all passes, "accept_len"; of each pass "loss_1", … (before
-        its weight), "accuracy_1", … and "acceptance_1", ….
-
-        accept_len is 1 + Σ_j Π_{i≤j} (accuracy of pass i), as if the passes were right independently of each other.
-        """
-        accuracies = sums["correct"] / jnp.maximum(sums["labels"], 1.0)
-        return {
-            "loss": self.loss(sums),
-            "accuracy": sums["correct"].sum() / jnp.maximum(sums["labels"].sum(), 1.0),
-            "accept_len": 1.0 + jnp.cumprod(accuracies).sum(),
-            **numbered("loss", self.scale[0] * sums["losses"]),
-            **numbered("accuracy", accuracies),
-            **numbered("acceptance", sums["overlap"] / jnp.maximum(sums["taught"], 1.0)),
-        }

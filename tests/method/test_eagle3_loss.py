@@ -1,41 +1,21 @@
-"""What EAGLE-3 and Medusa learn from every row: labels, packed rows and slices."""
+"""What EAGLE-3 learns from every row: labels, packed rows and slices."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from domino_jax.method import row_losses
-from domino_jax.method.heads.eagle3_model import Eagle3Settings
-from domino_jax.method.heads.medusa import MedusaConfig, MedusaSettings
-from domino_jax.method.row_losses import row_loss
-from domino_jax.method.step import target_pass
+from domino_jax.method.heads import eagle3_loss
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from tests.helpers.decoding_models import random_models
 from tests.helpers.models import row_gradients
 from tests.helpers.packing import packed_row, separate_rows
-
-HEADS = ("eagle3", "medusa")
-SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
-
 
 # --------------------------------------------------------------------------------------------------------- labels
 
 
 ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 1.0]])}
-
-
-def test_head_i_is_labelled_by_the_token_two_and_i_places_later():
-    ids, weights, _ = MedusaSettings().labels(MedusaConfig(8, 20, 3), ROW)
-    assert ids[0].T.tolist() == [[12, 13, 14, 15, 0, 0], [13, 14, 15, 0, 0, 0], [14, 15, 0, 0, 0, 0]]
-    assert weights[0].T.tolist() == [[1, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
-
-
-def test_a_medusa_label_is_of_the_rows_document():
-    documents = {"documents": jnp.array([[1, 1, 1, 1, 2, 2]])}
-    weights = MedusaSettings().labels(MedusaConfig(8, 20, 2), ROW | documents).label_weights
-    assert weights[0].T.tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
 
 
 def places(passes, **changes) -> list[list[tuple[int, int]]]:
@@ -68,45 +48,35 @@ def test_row_teacher_and_label_are_in_one_document():
 
 
 @functools.lru_cache
-def measured(head: str, together: bool = False):
+def measured(together: bool = False):
     """(loss, metrics, gradients) of the rows apart or together; without the number of positions of the batch."""
     rows = separate_rows(62)
-    models, batch = random_models(head=head), packed_row(rows) if together else rows
-    loss, metrics, gradients = row_gradients(models, batch, SETTINGS[head])
-    share = batch["tokens"].size if head == "eagle3" else 1.0
+    batch = packed_row(rows) if together else rows
+    loss, metrics, gradients = row_gradients(random_models(head="eagle3"), batch, Eagle3Settings(passes=3))
+    share = batch["tokens"].size
     return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows(head):
-    (loss, metrics, gradients), (other, others, theirs) = (measured(head, packed) for packed in (False, True))
+def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows():
+    (loss, metrics, gradients), (other, others, theirs) = (measured(packed) for packed in (False, True))
     assert loss > 1.0
     np.testing.assert_allclose(other, loss, rtol=1e-5)
-    for name in set(metrics) - {name for name in metrics if name.startswith("loss") and head == "eagle3"}:
+    for name in [name for name in metrics if not name.startswith("loss")]:
         np.testing.assert_allclose(others[name], metrics[name], rtol=1e-5, err_msg=name)
     for one, two in zip(jax.tree.leaves(gradients), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_slices_of_the_logits_change_nothing(head, monkeypatch):
-    whole = measured(head)
-    measured.cache_clear()
-    monkeypatch.setattr(row_losses, "SLICE_LOGITS", 20)
-    sliced = measured(head)
-    measured.cache_clear()
+def test_slices_of_the_logits_change_nothing(monkeypatch):
+    whole = measured()
+    monkeypatch.setattr(eagle3_loss, "SLICE_LOGITS", 20)
+    sliced = measured.__wrapped__()
     np.testing.assert_allclose(sliced[0], whole[0], rtol=1e-6)
     for one, two in zip(jax.tree.leaves(whole[2]), jax.tree.leaves(sliced[2]), strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
 
 
-def test_a_head_without_labels_gives_zero_and_no_nan():
-    models = random_models(head="medusa")
-    batch = {"tokens": jnp.ones((1, 4), jnp.int32), "loss_mask": jnp.zeros((1, 4)).at[0, 2].set(1.0)}
-    labels = MedusaSettings().labels(models.drafter.config, batch)
-    objective = MedusaSettings().objective(models.drafter.config, labels)
-    _, hidden = target_pass(models.target, models.target_params, batch, (), True)
-    loss, sums = row_loss(models, None, batch, labels, objective, hidden)
-    metrics = objective.metrics(sums)
-    assert np.isfinite(loss) and metrics["loss_1"] > 0
-    assert [float(metrics[f"loss_{head}"]) for head in (2, 3, 4)] == [0.0, 0.0, 0.0]
+def test_a_row_without_labels_gives_zero_and_no_nan():
+    batch = {"tokens": jnp.ones((1, 4), jnp.int32), "loss_mask": jnp.zeros((1, 4))}
+    loss, metrics, gradients = row_gradients(random_models(head="eagle3"), batch, Eagle3Settings(passes=3))
+    assert loss == 0.0 and all(np.isfinite(value).all() for value in jax.tree.leaves((metrics, gradients)))

@@ -1,4 +1,4 @@
-"""EAGLE-3 and Medusa folders: read strictly, written as they are read, other layouts refused by name."""
+"""EAGLE-3 folders: read strictly, written as they are read, other layouts refused by name."""
 
 import dataclasses
 
@@ -11,19 +11,16 @@ from domino_jax.method.heads.eagle3 import NORMS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
-from tests.helpers.models import ROW_SETS
-
-FASTER_DECODING = {"base_model_name_or_path": "x", "medusa_num_heads": 5, "medusa_num_layers": 1}
 
 
-def load(name, folder, dtype="float32"):
-    return load_drafter(folder, target_config(name), dtype, target_path=folder_of(name, "target"))
+def load(folder, dtype="float32"):
+    return load_drafter(folder, target_config("eagle3"), dtype, target_path=folder_of("eagle3", "target"))
 
 
-def changed(name, tmp_path, config=None, tensors=None, without=()):
+def changed(tmp_path, config=None, tensors=None, without=()):
     """The golden folder with other keys and tensors."""
-    raw = raw_config(name, "drafter") | (config or {})
-    stored = stored_tensors(name, "drafter") | (tensors or {})
+    raw = raw_config("eagle3", "drafter") | (config or {})
+    stored = stored_tensors("eagle3", "drafter") | (tensors or {})
     return write_model(tmp_path / "drafter", raw, {key: value for key, value in stored.items() if key not in without})
 
 
@@ -31,44 +28,40 @@ def flat(params) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
 
 
-@pytest.mark.parametrize("name", ROW_SETS)
-def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name):
-    config, params = load(name, folder_of(name, "drafter"))
+def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path):
+    config, params = load(folder_of("eagle3", "drafter"))
     save_drafter(tmp_path / "first", config, params)
-    again, params = load(name, tmp_path / "first", "bfloat16")
+    again, params = load(tmp_path / "first", "bfloat16")
     assert again == config
     save_drafter(tmp_path / "second", again, params)
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", ROW_SETS)
-def test_in_float32_every_tensor_comes_back_bit_for_bit_with_the_vocabulary(tmp_path, name):
-    config, params = load(name, folder_of(name, "drafter"))
+def test_in_float32_every_tensor_comes_back_bit_for_bit_with_the_vocabulary(tmp_path):
+    config, params = load(folder_of("eagle3", "drafter"))
     save_drafter(tmp_path / "out", config, params, "float32")
-    ours, theirs = load_file(tmp_path / "out" / "model.safetensors"), stored_tensors(name, "drafter")
+    ours, theirs = load_file(tmp_path / "out" / "model.safetensors"), stored_tensors("eagle3", "drafter")
     assert set(ours) == set(theirs)
     for key, tensor in theirs.items():
         assert ours[key].dtype == tensor.dtype and np.array_equal(ours[key], tensor), key
 
 
-@pytest.mark.parametrize("name", ROW_SETS)
-def test_a_folder_that_lacks_has_or_misshapes_a_tensor_is_refused_by_name(tmp_path, name):
-    first = {"eagle3": "midlayer.self_attn.q_proj.weight", "medusa": "blocks.3.layers.0.weight"}[name]
+def test_a_folder_that_lacks_has_or_misshapes_a_tensor_is_refused_by_name(tmp_path):
+    first = "midlayer.self_attn.q_proj.weight"
     with pytest.raises(DataError, match=f"(?s)1 missing.*missing: {first}"):
-        load(name, changed(name, tmp_path, without=(first,)))
+        load(changed(tmp_path, without=(first,)))
     with pytest.raises(DataError, match="(?s)1 unknown.*unknown: extra.weight"):
-        load(name, changed(name, tmp_path, tensors={"extra.weight": np.zeros((2, 2), np.float32)}))
+        load(changed(tmp_path, tensors={"extra.weight": np.zeros((2, 2), np.float32)}))
     with pytest.raises(DataError, match=f"(?s)1 misshaped.*misshaped: {first}"):
-        load(name, changed(name, tmp_path, tensors={first: np.zeros((2, 2), np.float32)}))
+        load(changed(tmp_path, tensors={first: np.zeros((2, 2), np.float32)}))
 
 
-@pytest.mark.parametrize("name", ROW_SETS)
-def test_a_drafter_of_another_target_is_refused(tmp_path, name):
+def test_a_drafter_of_another_target_is_refused(tmp_path):
     """By what does not fit, not by the layer ids that such a target lacks or by the copies that differ from its own."""
     other, folder = (
-        dataclasses.replace(target_config(name), hidden_size=32, num_hidden_layers=4),
-        folder_of(name, "drafter"),
+        dataclasses.replace(target_config("eagle3"), hidden_size=32, num_hidden_layers=4),
+        folder_of("eagle3", "drafter"),
     )
     with pytest.raises(
         DataError, match=f"{folder}/config.json: the drafter was made for hidden_size .* the target has 32"
@@ -77,9 +70,9 @@ def test_a_drafter_of_another_target_is_refused(tmp_path, name):
 
 
 def test_layers_that_the_target_lacks_are_refused_with_the_way_they_are_counted(tmp_path):
-    folder = changed("eagle3", tmp_path, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}})
+    folder = changed(tmp_path, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}})
     with pytest.raises(DataError, match="(?s)hold \\[5\\], but the target has layers 0..5"):
-        load("eagle3", folder)
+        load(folder)
 
 
 # -------------------------------------------------------------------------------------------------------- EAGLE-3
@@ -87,7 +80,7 @@ def test_layers_that_the_target_lacks_are_refused_with_the_way_they_are_counted(
 
 def test_the_drafters_lm_head_is_its_own():
     """Not the target's, although that one is tied and has more rows than the draft vocabulary."""
-    config, params = load("eagle3", folder_of("eagle3", "drafter"))
+    config, params = load(folder_of("eagle3", "drafter"))
     stored = stored_tensors("eagle3", "drafter")
     assert np.array_equal(np.asarray(params["lm_head"]["kernel"]).T, stored["lm_head.weight"])
     assert (config.draft_vocab_size, config.vocab_size) == (64, 260)
@@ -101,20 +94,20 @@ def test_vllms_names_and_copies_of_the_embedding_are_read(tmp_path):
         stored_tensors("eagle3", "target")["model.embed_tokens.weight"], np.float32
     )
     folder = write_model(tmp_path / "vllm", raw_config("eagle3", "drafter"), renamed)
-    (config, params), (ours, plain) = load("eagle3", folder), load("eagle3", folder_of("eagle3", "drafter"))
+    (config, params), (ours, plain) = load(folder), load(folder_of("eagle3", "drafter"))
     assert config == ours
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(plain), strict=True))
     renamed["embed_tokens.weight"] = renamed["embed_tokens.weight"] + 1
     with pytest.raises(DataError, match="embed_tokens.weight differs from the target's"):
-        load("eagle3", write_model(tmp_path / "other", raw_config("eagle3", "drafter"), renamed))
+        load(write_model(tmp_path / "other", raw_config("eagle3", "drafter"), renamed))
 
 
 def test_a_published_folder_without_our_keys_is_read(tmp_path):
     """SafeAILab's: the class of a target and no rope_theta, which is Llama's 10,000 then."""
     raw = raw_config("eagle3", "drafter") | {"architectures": ["LlamaForCausalLM"]}
     del raw["rope_theta"]
-    config, params = load("eagle3", write_model(tmp_path, raw, stored_tensors("eagle3", "drafter")))
-    ours, theirs = load("eagle3", folder_of("eagle3", "drafter"))
+    config, params = load(write_model(tmp_path, raw, stored_tensors("eagle3", "drafter")))
+    ours, theirs = load(folder_of("eagle3", "drafter"))
     assert config == dataclasses.replace(ours, rope_theta=10_000.0)
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(theirs), strict=True))
 
@@ -134,15 +127,15 @@ ABSOLUTE = stored_tensors("eagle3", "drafter")["t2d"].nonzero()[0]
 def test_a_draft_vocabulary_that_does_not_fit_is_refused(tmp_path, tensors, message):
     """Absolute ids instead of offsets among them: these would be other tokens, and acceptance would be lost."""
     with pytest.raises(DataError, match=f"(?s){message}"):
-        load("eagle3", changed("eagle3", tmp_path, tensors=tensors))
+        load(changed(tmp_path, tensors=tensors))
 
 
 def test_a_draft_vocabulary_without_its_map_is_refused_and_a_whole_one_needs_none(tmp_path):
     with pytest.raises(DataError, match="lacks t2d, which map its 64 draft tokens"):
-        load("eagle3", changed("eagle3", tmp_path, without=("t2d",)))
+        load(changed(tmp_path, without=("t2d",)))
     whole = {"lm_head.weight": np.zeros((260, 64), np.float32)}
-    folder = changed("eagle3", tmp_path, {"draft_vocab_size": 260}, whole, without=("d2t", "t2d"))
-    assert not len(load("eagle3", folder)[0].draft_tokens)
+    folder = changed(tmp_path, {"draft_vocab_size": 260}, whole, without=("d2t", "t2d"))
+    assert not len(load(folder)[0].draft_tokens)
 
 
 def speculators_eagle3(tmp_path, name="theirs", **changes):
@@ -175,7 +168,7 @@ LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "attention_bias": False}
 
 def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
     (config, params), (ours, theirs) = (
-        load("eagle3", folder) for folder in (speculators_eagle3(tmp_path), folder_of("eagle3", "drafter"))
+        load(folder) for folder in (speculators_eagle3(tmp_path), folder_of("eagle3", "drafter"))
     )
     assert config == ours and stored_head(tmp_path / "theirs") == "eagle3"
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(theirs), strict=True))
@@ -183,10 +176,10 @@ def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
 
 def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_folder(tmp_path):
     sliding = {"layer_types": ["sliding_attention"], "use_sliding_window": True, "sliding_window": 6}
-    config, params = load("eagle3", speculators_eagle3(tmp_path, **dict.fromkeys(NORMS, True), layer=sliding))
+    config, params = load(speculators_eagle3(tmp_path, **dict.fromkeys(NORMS, True), layer=sliding))
     assert all(getattr(config, name) for name in NORMS) and config.sliding_window == 6
     save_drafter(tmp_path / "ours", config, params, "float32")
-    again, stored = load("eagle3", tmp_path / "ours")
+    again, stored = load(tmp_path / "ours")
     assert again == config
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(stored), strict=True))
     # What SGLang has no key for.
@@ -204,37 +197,10 @@ def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_fol
 )
 def test_a_speculators_eagle3_that_cannot_be_read_is_refused_by_name(tmp_path, changes, message):
     with pytest.raises(DataError, match=message):
-        load("eagle3", speculators_eagle3(tmp_path, **changes))
+        load(speculators_eagle3(tmp_path, **changes))
 
 
 def test_norms_of_other_eagles_are_unknown_tensors(tmp_path):
     extra = {"layers.0.self_attn.q_norm.weight": np.ones(24, np.float32), "fc_norm.0.weight": np.ones(64, np.float32)}
     with pytest.raises(DataError, match="(?s)2 unknown.*fc_norm.0.weight, layers.0.self_attn.q_norm.weight"):
-        load("eagle3", changed("eagle3", tmp_path, tensors=extra))
-
-
-# --------------------------------------------------------------------------------------------------------- Medusa
-
-
-def test_faster_decodings_names_are_read_with_biases(tmp_path):
-    stored = stored_tensors("medusa", "drafter")
-    tensors = {f"{head}.0.linear.weight": stored[f"blocks.{head}.layers.0.weight"] for head in range(5)}
-    tensors |= {f"{head}.0.linear.bias": np.full(48, head, np.float32) for head in range(5)}
-    folder = write_model(tmp_path / "fd", FASTER_DECODING, tensors)
-    (folder / "model.safetensors").rename(folder / "medusa_lm_head.safetensors")
-    config, params = load("medusa", folder)
-    assert config.bias and config.num_heads == 5
-    linear = params["heads_3"]["layers_0"]
-    assert np.array_equal(np.asarray(linear["kernel"]).T, tensors["3.0.linear.weight"])
-    assert (np.asarray(linear["bias"]) == 3).all()
-    own = {f"{head}.1.weight": np.zeros((300, 48), np.float32) for head in range(5)}
-    with pytest.raises(DataError, match="(?s)5 unknown.*0.1.weight"):
-        load("medusa", write_model(tmp_path / "own", FASTER_DECODING, tensors | own))
-
-
-@pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
-def test_a_copy_of_the_lm_head_must_be_the_targets(tmp_path, name):
-    original = np.asarray(stored_tensors("medusa", "target")["lm_head.weight"], np.float32)
-    load("medusa", changed("medusa", tmp_path, tensors={name: original}))
-    with pytest.raises(DataError, match=f"{name} differs from the target's lm_head.weight"):
-        load("medusa", changed("medusa", tmp_path, tensors={name: original + 1}))
+        load(changed(tmp_path, tensors=extra))
