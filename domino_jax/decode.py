@@ -17,6 +17,7 @@ the throughput at several batch sizes, and config.decode.compare several drafter
 """
 
 import contextlib
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -51,7 +52,7 @@ from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
-from domino_jax.weights.identity import drafter_identity, target_identity
+from domino_jax.weights.identity import drafter_identity, identity_if_there
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 
@@ -165,7 +166,7 @@ def check_output(flags: cli.Flags) -> dict[str, str]:
             f"decode.compare writes from one process, but there are {jax.process_count()}; compare in one, or decode"
             " with one drafter at a time."
         )
-    folders = dict(zip(drafter_names(compared), compared, strict=True))
+    folders = dict(zip(drafter_names(compared, "config.decode.compare"), compared, strict=True))
     refuse_file(epath.Path(flags.output).expanduser())
     return folders
 
@@ -177,8 +178,12 @@ def show_finished(flags: cli.Flags, settings: DecodeSettings, output: Path, sour
     if finished is None:
         return False
     path = flags.config.target.path
-    _, source = read_rows(source, flags.config, hf.load_tokenizer(hf.resolve_folder(path)))
-    info = run_info(flags, settings, source, target_identity(path))
+    target = identity_if_there(path, finished["target"]["path"])
+    if target:
+        _, source = read_rows(source, flags.config, hf.load_tokenizer(hf.resolve_folder(path)))
+    else:  # the prompts cannot be encoded
+        source = dataclasses.replace(source, sha256=finished["prompts"]["sha256"])
+    info = run_info(flags, settings, source, target or {})
     refuse_other_run(output, "a finished decoding", finished, info.origin())
     print(f"{output} holds a finished decoding; this is its report. Choose another --output to decode again.")
     if name == REPORT:

@@ -30,6 +30,7 @@ from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
+from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
 from domino_jax.evals.judged import widths_of
 from domino_jax.evals.models import Loader, check_kind, decode_mesh
@@ -68,8 +69,7 @@ def main(flags: cli.Flags) -> None:
         raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
     for path in paths:
         check_kind(stored_head(path), flags.head, path)  # before the target answers
-    if len(set(paths)) < len(paths):
-        raise DominoError(f"--drafters={','.join(paths)} names a folder twice; name each drafter once.")
+    drafter_names(paths, "--drafters")
     if is_remote(flags.output):
         raise DominoError(f"--output={flags.output} is in a bucket; name a local folder, and copy it afterwards.")
     refuse_file(epath.Path(flags.output).expanduser())

@@ -61,7 +61,7 @@ from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import StepClock
 from domino_jax.weights import formats, hf
 from domino_jax.weights.draft_vocab import order_bytes
-from domino_jax.weights.identity import target_identity
+from domino_jax.weights.identity import identity_if_there, target_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, use_exact_matmuls
 from domino_jax.weights.target import read_target_config
 
@@ -196,7 +196,9 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
         return False
     before = hf.read_json(workdir, "config.json", kind=export.WORKDIR)
     refuse_changes(before, recipe, loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
-    refuse_other_target(marker, target_identity(config.target.path), allowed)
+    target = identity_if_there(config.target.path, before["target"]["path"])
+    if target:
+        refuse_other_target(marker, target, allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)

@@ -36,7 +36,7 @@ from benchmarks.studies.head_variants import ARMS, BY_CLOCK, BY_PREDICTIONS, Hea
 from benchmarks.studies.study import Study, parse, parser_of, run_main, write
 from benchmarks.tables import spread, with_spread
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT, TREE
-from domino_jax.evals.summary import ratio_interval, resampled_sums
+from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
@@ -281,8 +281,8 @@ def tau_columns(key: str, words: str, seeds: Sequence[Mapping[str, Any]]) -> dic
     taus = [sum(one["emitted"]) / sum(one["rounds"]) for one in seeds if sum(one["rounds"])]
     if not taus:
         return {}
-    sums = [np.sum([one[part] for one in seeds], axis=0, dtype=float) for part in ("emitted", "rounds")]
-    low, high = ratio_interval(*resampled_sums(*sums)) or (None, None)
+    sums = [np.sum([one[part] for one in seeds], axis=0) for part in ("emitted", "rounds")]
+    low, high = interval(pooled, *sums) or (None, None)
     text = with_spread(taus) + (f" [{low:.2f}, {high:.2f}]" if low is not None else "")
     row = {key: statistics.fmean(taus), f"{key}_spread": spread(taus), f"{key}_low": low, f"{key}_high": high}
     return row | {words: text}

@@ -23,7 +23,7 @@ import jinja2
 import numpy as np
 
 from domino_jax.data.messages import Chat, read_chat
-from domino_jax.data.prompts import check_prompt, check_token_ids
+from domino_jax.data.prompts import check_prompt, check_text, check_token_ids
 from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
 
 PROBE = "domino-probe"  # no template treats this text specially
@@ -309,6 +309,7 @@ def _is_read(tokenizer: Any, name: str) -> bool:
 
 
 def _encode(tokenizer: Any, text: str, where: str, **choices: Any) -> Mapping[str, Any]:
+    check_text(text, where)
     try:
         return tokenizer(text, **{"add_special_tokens": False, **choices})
     except Exception as error:  # the tokenizer's Rust code raises plain Exceptions

@@ -5,12 +5,14 @@ All rows that share a chosen prompt are left out.
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 COUNT = 64  # prompts that are held out of a run
 SHARE = 20  # at most one prompt in this many is held out
 BYTES = 8
+SHORTEST = 16  # tokens that tell the beginnings of two conversations apart; chat templates begin all of them alike
 
 
 def prompt_of(loss_mask: np.ndarray) -> int:
@@ -21,8 +23,18 @@ def prompt_of(loss_mask: np.ndarray) -> int:
 
 def prompt_hash(token_ids: np.ndarray) -> int:
     """A number below 2^63 from the ids int32 [T] of a prompt."""
-    digest = hashlib.blake2b(np.ascontiguousarray(token_ids, "<i4").tobytes(), digest_size=BYTES).digest()
-    return int.from_bytes(digest, "little") >> 1
+    [number] = beginning_hashes(token_ids, [len(token_ids)])
+    return number
+
+
+def beginning_hashes(token_ids: np.ndarray, lengths: Iterable[int]) -> Iterator[int]:
+    """prompt_hash of the first n ids for each n of rising `lengths` that is not above their number."""
+    digest, start = hashlib.blake2b(digest_size=BYTES), 0
+    for length in lengths:
+        if length <= len(token_ids):
+            digest.update(np.ascontiguousarray(token_ids[start:length], "<i4").tobytes())
+            start = length
+            yield int.from_bytes(digest.digest(), "little") >> 1
 
 
 def hold_out(

@@ -105,10 +105,10 @@ def read_prompt(line: bytes, where: str, place: str) -> dict:
     return read_chat(row, where).as_row(row) if any(form in row for form in FORMS) else row
 
 
-def check_text(row: dict, where: str) -> None:
-    """Refuse a row with half of a surrogate pair, which can be neither encoded nor written."""
+def check_text(value: Any, where: str) -> None:
+    """Refuse JSON values with half of a surrogate pair, which can be neither encoded nor written."""
     try:
-        json.dumps(row, ensure_ascii=False, default=str).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where} holds half of a surrogate pair ({error.object[error.start]!a}), which is not text; correct or"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.chat import TrainingRow, encode_training_row
-from domino_jax.data.held_out import hold_out, prompt_hash
+from domino_jax.data.held_out import SHORTEST, beginning_hashes, hold_out, prompt_hash
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile
@@ -123,9 +123,16 @@ class TrainingRows:
         return self.num_read - self.num_held_out - len(self)
 
     def count_evaluated(self, prompts: Iterable[Sequence[int]]) -> int:
-        """Counts usable rows with the token ids of prompts that evaluate the drafter all the same."""
-        hashes = [prompt_hash(np.asarray(ids)) for ids in prompts]
-        self.num_evaluated = int(np.isin(self._index.prompt_hashes[self.usable], hashes).sum())
+        """Counts usable rows with prompts that evaluate the drafter all the same, given by their token ids.
+
+        A row's prompt ends where its first answer begins. So a conversation of several turns begins with the prompt of
+        the row that has the same conversation.
+        """
+        lengths = np.unique(self._index.prompts[self.usable])
+        lengths, hashes = lengths[lengths >= SHORTEST], set()
+        for ids in map(np.asarray, prompts):
+            hashes |= {prompt_hash(ids), *beginning_hashes(ids, lengths)}
+        self.num_evaluated = int(np.isin(self._index.prompt_hashes[self.usable], list(hashes)).sum())
         return self.num_evaluated
 
     def counts(self) -> dict[str, int]:

@@ -93,7 +93,8 @@ def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
 
 
 def check_answers(answers: Sequence[TargetAnswer], models: Models, source: str) -> None:
-    """DataError for tokens that the target does not know, or more of them than a model has positions.
+    """DataError for tokens that the target does not know, for more of them than a model has positions, or for answers
+    without a round.
 
     source: of the answers, in the message.
     """
@@ -110,6 +111,11 @@ def check_answers(answers: Sequence[TargetAnswer], models: Models, source: str) 
                     f"{source}: row {answer.id} has {answer.length} tokens, but the {name}'s max_position_embeddings is"
                     f" {module.config.max_position_embeddings}; remove the row, or let answers be shorter."
                 )
+    if all(len(answer.token_ids) < 2 for answer in answers):
+        raise DataError(
+            f"{source}: every answer has one token, which the prompt's pass emits, so no round can be judged; let the"
+            " target give longer answers (max_new_tokens)."
+        )
 
 
 class AnswerPasses:

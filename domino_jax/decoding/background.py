@@ -100,9 +100,13 @@ class BackgroundGenerator(Generator):
             self.demand(program)
         return program.key in self.compiled
 
-    def demand(self, program: Program) -> Future:
-        """The compilation of a program, which begins once. Shapes replace the arrays, which would stay in memory."""
-        if program.key not in self.demanded:
+    def demand(self, program: Program, again: bool = False) -> Future:
+        """The compilation of a program, which begins once. Shapes replace the arrays, which would stay in memory.
+
+        again: begin it once more if it has failed.
+        """
+        earlier = self.demanded.get(program.key)
+        if earlier is None or (again and earlier.done() and earlier.exception()):
             if mappings_in_use() > FULL:
                 none = Future()
                 none.set_exception(DominoError("this process has no memory mappings left for another program."))

@@ -39,13 +39,18 @@ class ComparedDrafter:
     settings: DecodeSettings
 
 
-def drafter_names(paths: Sequence[str]) -> list[str]:
-    """A short name for each folder: its last part, with the parts above where two would have the same name."""
+def drafter_names(paths: Sequence[str], flag: str) -> list[str]:
+    """A short name for each folder: its last part, with the parts above where two would have the same name.
+
+    flag: which gives the paths; a DominoError where it names a folder twice.
+    """
+    folders = [Path(path).expanduser().resolve() for path in paths]
+    different = {folder.parent if folder.name == "export" else folder for folder in folders}  # a run is its export
     for depth in range(1, 20):
-        names = ["-".join(Path(path).expanduser().resolve().parts[1:][-depth:]) for path in paths]
-        if len(set(names)) == len(names):
+        names = ["-".join(folder.parts[1:][-depth:]) for folder in folders]
+        if len(set(names)) == len(different) == len(paths):
             return names
-    raise DominoError(f"config.decode.compare names a folder twice: {', '.join(paths)}; name each drafter once.")
+    raise DominoError(f"{flag} names a folder twice: {', '.join(paths)}; name each drafter once.")
 
 
 def compare_drafters(

@@ -167,7 +167,7 @@ def task_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     rows = [["task", "answers", *drafters]]
     for task, first in next(iter(drafters.values()))["tasks"].items():
         taus = [list(figures["tasks"][task]["tau"].values())[-1] for figures in drafters.values()]
-        rows.append([task, str(first["answers"]), *(f"{value:.3f}" for value in taus)])
+        rows.append([task, str(first["answers"]), *(fmt(value, ".3f") for value in taus)])
     return rows
 
 

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates
 from domino_jax.decoding.answers import TargetAnswer
+from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.method.exact import Accepted
 from domino_jax.training.evaluate import WIDTHS
 
-LEVEL, RESAMPLES = 0.95, 2000
 BINS = 10  # of the probabilities in a calibration
 
 
@@ -45,7 +44,7 @@ def judged_figures(answers: Sequence[TargetAnswer], judged: Sequence[Accepted]) 
         backbone = tau(emitted, count_rounds([one.backbone for one in judged], most))
     return {
         "tau": {str(width): tau(emitted, counts) for width, counts in rounds.items()},
-        "intervals": {str(width): interval(tau, emitted, counts) for width, counts in rounds.items()},
+        "intervals": {str(width): interval(pooled, emitted, counts) for width, counts in rounds.items()},
         "tau_backbone": backbone,
         "rounds": int(rounds[most].sum()),
         "accept_by_position": accept_rates(accept_histogram(lengths, most + 1))[0],
@@ -69,10 +68,9 @@ def count_rounds(drafts: Sequence[np.ndarray], width: int) -> np.ndarray:
     return np.array([len(accept_lengths(one, width)) for one in drafts])
 
 
-def tau(emitted: np.ndarray, rounds: np.ndarray, axis: int = -1) -> Any:
-    """Tokens that a round emits, over all answers along `axis`; 0 without rounds."""
-    value = emitted.sum(axis=axis) / np.maximum(rounds.sum(axis=axis), 1)
-    return value if np.ndim(value) else float(value)
+def tau(emitted: np.ndarray, rounds: np.ndarray) -> float | None:
+    """Tokens that a round emits, over all answers; None without rounds."""
+    return float(pooled(emitted, rounds)) if rounds.sum() else None
 
 
 def pairs(judged: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
@@ -97,16 +95,7 @@ def pairs(judged: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
 
 
 def _difference(emitted: np.ndarray, first: np.ndarray, second: np.ndarray, axis: int) -> Any:
-    return tau(emitted, first, axis) - tau(emitted, second, axis)
-
-
-def interval(statistic: Any, *columns: np.ndarray) -> list[float] | None:
-    """The [low, high] of a statistic of columns [N] whose rows are resampled together; None for fewer than two rows."""
-    if len(columns[0]) < 2:
-        return None
-    options = {"n_resamples": RESAMPLES, "confidence_level": LEVEL, "method": "percentile", "batch": 100, "rng": 0}
-    bounds = scipy.stats.bootstrap(columns, statistic, paired=True, vectorized=True, **options).confidence_interval
-    return [float(bounds.low), float(bounds.high)]
+    return pooled(emitted, first, axis) - pooled(emitted, second, axis)
 
 
 def calibration(judged: Sequence[Accepted]) -> list[dict[str, Any]]:

@@ -21,11 +21,12 @@ from etils import epath
 
 import domino_jax
 from domino_jax.decoding.settings import BASELINE
+from domino_jax.evals.bootstrap import LEVEL, RESAMPLES, SEED
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.page import render_page
 from domino_jax.evals.plots import write_plots
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
+from domino_jax.evals.summary import averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import notes_of, rows_of, title
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError

@@ -1,8 +1,8 @@
 """From sums to figures: rates, τ, acceptance, equal outputs and 95 % intervals of one set of prompts.
 
-Intervals are by the bootstrap: the same figures over prompts drawn again, with replacement, from those measured. τ is
-resampled over answers. Rates and speed-ups are resampled over groups, the prompts that ran together: at batch size 1
-single prompts. A mode and the baseline are drawn alike, group by group, so what disturbed both cancels.
+Intervals are by the bootstrap (bootstrap.py). τ is resampled over answers. Rates and speed-ups are resampled over
+groups, the prompts that ran together: at batch size 1 single prompts. A mode and the baseline are drawn alike, group by
+group, so what disturbed both cancels.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,9 @@ import numpy as np
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
 from domino_jax.decoding.settings import BASELINE
+from domino_jax.evals.bootstrap import Interval, interval, pooled
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.run_info import RunInfo
-
-LEVEL = 0.95
-RESAMPLES = 2000
-SEED = 0
-
-Interval = list[float] | None
 
 
 def figures_of(runs: Mapping[str, ModeRun], info: RunInfo) -> dict[str, dict[str, Any]]:
@@ -99,35 +94,16 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 def intervals(run: ModeRun, baseline: ModeRun | None) -> dict[str, Interval]:
     """[low, high] of tau_pooled, tau_per_prompt, tokens_per_second and speedup; None where nothing can be drawn."""
-    emitted, rounds = np.asarray(run.emitted, float), np.asarray(run.rounds, float)
-    drafted = rounds > 0
-    means = np.divide(emitted, rounds, out=np.zeros_like(emitted), where=drafted)
-    emitted, rounds, means, drafted = resampled_sums(emitted, rounds, means, drafted)
-    groups = [run.group_tokens, run.group_seconds]
-    if baseline:
-        groups += [baseline.group_tokens, baseline.group_seconds]
-    tokens, seconds, *plain = resampled_sums(*groups)
+    emitted, rounds = np.array(run.emitted, float), np.array(run.rounds, float)
+    means, drafted = np.divide(emitted, rounds, out=np.zeros_like(emitted), where=rounds > 0), rounds > 0
+    group = run.group_tokens, run.group_seconds
     return {
-        "tau_pooled": ratio_interval(emitted, rounds),
-        "tau_per_prompt": ratio_interval(means, drafted),
-        "tokens_per_second": ratio_interval(tokens, seconds),
-        "speedup": ratio_interval(tokens * plain[1], seconds * plain[0]) if baseline else None,
+        "tau_pooled": interval(pooled, emitted, rounds),
+        "tau_per_prompt": interval(pooled, means, drafted),
+        "tokens_per_second": interval(pooled, *group),
+        "speedup": interval(_speedup, *group, baseline.group_tokens, baseline.group_seconds) if baseline else None,
     }
 
 
-def resampled_sums(*columns: np.ndarray) -> np.ndarray:
-    """Sums float64 [K, RESAMPLES] over the N values of K columns, rows drawn with replacement; [K, 0] for N < 2."""
-    values = np.stack(columns, axis=1).astype(float)
-    count, random = len(values), np.random.default_rng(SEED)
-    if count < 2:
-        return np.empty((len(columns), 0))
-    return np.stack([values[random.integers(count, size=count)].sum(axis=0) for _ in range(RESAMPLES)], axis=1)
-
-
-def ratio_interval(above: np.ndarray, below: np.ndarray) -> Interval:
-    """The interval of above / below over the draws that have one: not those without a round or a measurable time."""
-    fine = below > 0
-    if not fine.any():
-        return None
-    tail = 100 * (1 - LEVEL) / 2
-    return np.percentile(above[fine] / below[fine], [tail, 100 - tail]).tolist()
+def _speedup(tokens: np.ndarray, seconds: np.ndarray, plain_tokens: np.ndarray, plain_seconds: np.ndarray, axis: int):
+    return pooled(tokens, seconds, axis) / pooled(plain_tokens, plain_seconds, axis)

@@ -169,6 +169,7 @@ class Engine(threading.Thread):
                 with self._changed:
                     self.status = READY if self.status == LOADING else self.status
                 while self._take_messages():
+                    self._end_waits()
                     self._held = [job for job in self._held if not self._start(job)]
                     for mode in self._queues:
                         self._step(mode)
@@ -236,18 +237,27 @@ class Engine(threading.Thread):
         self._fail(overdue, Refusal(f"no answer in {self.timeout:g} seconds.", 504))
         return True
 
+    def _end_waits(self) -> None:
+        """Looks at programs that jobs wait for. One that failed to compile fails these jobs, and a later one tries
+        again."""
+        for kind, compiled in [(kind, compiled) for kind, compiled in self._awaited.items() if compiled.done()]:
+            del self._awaited[kind]
+            if error := compiled.exception():
+                self._fail([job for job in self._held if self._kind(job) == kind], Refusal(first_line(error), 500))
+
+    def _kind(self, job: Job) -> tuple:
+        """What the general programs that serve a job depend on."""
+        return job.mode, self._generator.bucket(len(job.prompt)), open_kind([job.request])
+
     def _start(self, job: Job) -> bool:
-        """Gives a job to its queue, or fails it, unless a program for it is still missing, which is then demanded."""
-        kind = job.mode, self._generator.bucket(len(job.prompt)), open_kind([job.request])
-        if kind in self._awaited and not self._awaited[kind].done():
+        """Gives a job to its queue, unless a program for it is still missing, which is then demanded."""
+        kind = self._kind(job)
+        if kind in self._awaited:
             return False
         if kind not in self._servable:
             if program := self._missing(job.mode, job.prompt, job.request):
-                compiled = self._awaited[kind] = self._generator.demand(program)
-                error = compiled.done() and compiled.exception()
-                if error:
-                    self._fail([job], Refusal(first_line(error), 500))
-                return bool(error)
+                self._awaited[kind] = self._generator.demand(program, again=True)
+                return False
             self._servable.add(kind)
         job.ticket = self._queues[job.mode].add(job.prompt, job.request)
         return True

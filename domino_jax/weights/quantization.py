@@ -113,7 +113,7 @@ def read_scheme(raw: Mapping[str, Any], quantize: str | None = None) -> Scheme |
     Raises:
         DataError: a scheme that is not supported, or both.
     """
-    section = raw.get(SECTION)
+    section = _object(raw, SECTION)
     if not section:
         return QUANTIZE[quantize] if quantize else None
     method = section.get("quant_method")
@@ -127,6 +127,14 @@ def read_scheme(raw: Mapping[str, Any], quantize: str | None = None) -> Scheme |
     if method == "compressed-tensors":
         return _read_compressed(section)
     raise _unsupported("quant_method", method)
+
+
+def _object(part: Mapping[str, Any], key: str, place: str = "") -> Mapping[str, Any]:
+    """The object under a key, empty where it is missing; place: what the key's name begins with in a message."""
+    value = part.get(key) or {}
+    if not isinstance(value, dict):
+        raise DataError(f"config.json has {place}{key} {quote(value)}, expected an object. {SUPPORTED}")
+    return value
 
 
 def _unsupported(key: str, value: Any) -> DataError:
@@ -159,7 +167,7 @@ def _read_fp8(section: Mapping[str, Any]) -> Scheme:
 
 def _read_compressed(section: Mapping[str, Any]) -> Scheme:
     """Folders of llm-compressor: one group, all linear maps but the ignored ones, symmetric, a scale per channel."""
-    sparsity = section.get("sparsity_config") or {}
+    sparsity = _object(section, "sparsity_config", f"{SECTION}.")
     allowed = {
         "quant_method": ("compressed-tensors",),
         "format": tuple(FORMATS),
@@ -172,8 +180,10 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
     groups = section.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise _unsupported("config_groups", groups)
-    [(name, group)] = groups.items()
-    place, weights = f"config_groups.{name}.", group.get("weights") or {}
+    [name] = groups
+    place = f"config_groups.{name}."
+    group = _object(groups, name, f"{SECTION}.config_groups.")
+    weights = _object(group, "weights", f"{SECTION}.{place}")
     # First what the weights are: of an unsupported folder this names the kind.
     bits = {"num_bits": (8,), "type": ("int", "float"), "strategy": ("channel",), "symmetric": (True,)}
     settings = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
@@ -184,7 +194,7 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
     _expect(weights, f"{place}weights.", {"type": (kind,)}, tuple(weights))
     ways = {"targets": (["Linear"],), "output_activations": (None,), "format": (None, section["format"])}
     _expect(group, place, ways, ("weights", "input_activations"))
-    inputs = group.get("input_activations") or {"dynamic": True}
+    inputs = _object(group, "input_activations", f"{SECTION}.{place}") or {"dynamic": True}
     _expect(inputs, f"{place}input_activations.", {"dynamic": (True,)}, tuple(inputs))
     return dataclasses.replace(scheme, floating=_patterns(section, "ignore"))
 

@@ -153,6 +153,16 @@ def test_the_same_model_under_another_path_is_shown_and_another_model_under_the_
         assert f"{part}.weights: " in error and f"{part}.path: " in error and len(error.splitlines()) <= 5
 
 
+def test_a_finished_folder_is_shown_when_its_target_is_gone(finished_copy, tmp_path, capsys):
+    report = tmp_path / "whole" / "report.json"
+    report.write_text(report.read_text().replace(str(TARGET), str(tmp_path / "gone")))
+    argv = [*finished_copy["a finished"], f"--config.target.path={tmp_path / 'gone'}"]
+    code, printed, error = start(capsys, argv)
+    assert code == 0 and "is gone" in printed and "τ pooled" in printed, error
+    code, _, error = start(capsys, [*argv, "--config.decode.seed=7"])
+    assert code == 2 and "settings.seed" in error
+
+
 def test_prompts_that_changed_in_their_file_are_refused(finished_copy, finished, capsys):
     file = finished[1].parent / "prompts.jsonl"
     whole = file.read_text()

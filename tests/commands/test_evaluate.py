@@ -80,7 +80,7 @@ def test_answers_of_another_seed_are_refused_with_their_share_and_the_first_row(
 @pytest.mark.parametrize(
     ("changes", "code", "says"),
     [
-        ({"drafters": f"{DRAFTER},{DRAFTER}"}, 2, "names a folder twice"),
+        ({"drafters": f"{DRAFTER},{DRAFTER.parent / 'target' / '..' / DRAFTER.name}"}, 2, "names a folder twice"),
         ({"config__eval__prompts": ""}, 2, "there are no answers"),
         ({"answers": TARGET}, 3, "holds no finished decoding"),
         ({"round_seconds": TARGET / "config.json"}, 3, "seconds of a plain step"),

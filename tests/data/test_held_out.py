@@ -72,3 +72,13 @@ def test_rows_whose_prompts_evaluate_the_drafter_are_counted(tmp_path):
     others = [k for k in range(40) if 100 * k != held_out[0]]
     assert rows.count_evaluated([[100 * k, 100 * k + 1] for k in others[:3]] + [[7, 8]]) == 3
     assert rows.counts()["rows_with_evaluated_prompts"] == 3
+
+
+def test_conversations_of_several_turns_are_found_by_their_first_prompt(tmp_path):
+    """A row's prompt ends before its first answer; what evaluates the drafter is the conversation before its last."""
+    first = list(range(100, 120))
+    mask = [0] * 20 + [1, 1, 0, 0, 1, 1]
+    turns = [{"token_ids": [*first[:-1], k, 1, 2, 3, 4, 5, 6], "loss_mask": mask} for k in (7, 8)]
+    rows = batches_of(write_rows(tmp_path, [*turns, *answers(40)]), max_length=32).rows
+    assert rows.count_evaluated([[*first[:-1], 7, 1, 2, 3, 4]]) == 1
+    assert rows.count_evaluated([[*first[:-1], 9, 1, 2, 3, 4], [0, 1, 5, 6]]) == 0  # two tokens begin many texts

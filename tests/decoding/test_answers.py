@@ -60,6 +60,7 @@ def test_rows_without_an_answer_are_refused(tmp_path, rows, message):
     ("answer", "message"),
     [
         ([3] * 600, "row a has 602 tokens, but the target's max_position_embeddings is 512"),
+        ([3], "rows.jsonl: every answer has one token"),
         ([64], "row a holds token id 64, but the target has 64 embedding rows"),
     ],
 )

@@ -12,8 +12,8 @@ SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_
 
 
 def test_a_drafter_is_called_after_its_folder_and_after_more_of_the_path_where_that_is_not_enough():
-    assert drafter_names(["/runs/a", "/runs/b"]) == ["a", "b"]
-    assert drafter_names(["/runs/a/export", "/runs/b/export"]) == ["a-export", "b-export"]
+    assert drafter_names(["/runs/a", "/runs/b"], "--drafters") == ["a", "b"]
+    assert drafter_names(["/runs/a/export", "/runs/b/export"], "--drafters") == ["a-export", "b-export"]
 
 
 def test_a_drafter_without_a_head_is_measured_by_its_backbone():

@@ -5,8 +5,9 @@ import pytest
 
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.decoding.requests import Request
+from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.evals.evaluation import build_evaluation, sections, tau_rows
-from domino_jax.evals.judged import calibration, interval, judged_figures, pairs, speedups, tau, widths_of
+from domino_jax.evals.judged import calibration, judged_figures, pairs, speedups, widths_of
 from domino_jax.method.exact import Accepted
 
 
@@ -38,6 +39,15 @@ def test_tau_is_the_tokens_after_the_first_ones_by_the_rounds_of_a_walk_at_every
     assert figures["tasks"]["sort"]["tau"]["4"] == 3.0
 
 
+def test_answers_of_one_token_have_no_round_and_change_no_figure():
+    texts = [*answers(7, 1, tasks=("add", "none")), *answers(4, 1)]
+    short = judged([], np.zeros((0, 4)), [])
+    figures = judged_figures(texts, [FIRST[0], short, FIRST[1], short])
+    assert figures["tasks"]["none"]["tau"] == {"1": None, "2": None, "4": None}
+    assert figures["tau"] == judged_figures(TEXTS, FIRST)["tau"]
+    assert all(1 <= low <= high for low, high in figures["intervals"].values())
+
+
 def test_widths_are_the_powers_of_two_below_all_drafts_and_all_drafts():
     assert widths_of(15) == (1, 2, 4, 8, 15)
     assert widths_of(16) == (1, 2, 4, 8, 16)
@@ -47,9 +57,8 @@ def test_differences_are_paired_by_answer():
     # The second drafter emits one token less per round on every answer, so the difference does not vary at all, while
     # each τ does.
     first, second = np.array([10, 20, 30]), np.array([12, 24, 36])
-    [low, high] = interval(
-        lambda e, a, b, axis: tau(e, a, axis) - tau(e, b, axis), np.array([60, 120, 180]), first, second
-    )
+    tokens = np.array([60, 120, 180])
+    low, high = interval(lambda e, a, b, axis: pooled(e, a, axis) - pooled(e, b, axis), tokens, first, second)
     assert low == pytest.approx(1.0) and high == pytest.approx(1.0)
     [pair] = pairs({"A": FIRST, "B": SECOND})
     assert pair["drafters"] == ["A", "B"]

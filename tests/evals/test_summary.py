@@ -7,7 +7,8 @@ import pytest
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
 from domino_jax.decoding.generate import Clock
-from domino_jax.evals.summary import figures_of, identical_outputs, intervals, ratio_interval, resampled_sums
+from domino_jax.evals.bootstrap import interval, pooled
+from domino_jax.evals.summary import figures_of, identical_outputs, intervals
 from domino_jax.method.settings import TreeSettings
 from tests.helpers.report_runs import FAST, INFO, answer, info_with, run_of, two_runs
 
@@ -85,7 +86,7 @@ def test_prompts_that_are_all_alike_leave_no_doubt():
 
 def test_the_width_is_that_of_the_normal_law():
     values = np.random.default_rng(1).normal(5.0, 1.0, 400)
-    low, high = ratio_interval(*resampled_sums(values, np.ones(400)))
+    low, high = interval(pooled, values, np.ones(400))
     assert (low, high) == pytest.approx((values.mean() - 1.96 / 20, values.mean() + 1.96 / 20), abs=0.02)
 
 

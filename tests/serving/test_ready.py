@@ -154,13 +154,18 @@ def test_a_new_mode_or_a_new_top_k_stops_only_its_own_request(made, engine, gate
     assert waited(engine) == 0
 
 
-def test_a_program_that_cannot_be_compiled_fails_only_the_requests_that_need_it(made, engine, gate):
+def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_later_ones_try_again(made, engine, gate):
     gate.failing = True
     gate.open.set()
-    with pytest.raises(Exception, match="a fault of the compiler"):
-        Asking(engine, 1, SamplingParams(), "autoregressive").answer()
+    failed = [Asking(engine, 1, SamplingParams(), "autoregressive") for _ in range(2)]
+    for one in failed:
+        with pytest.raises(Exception, match="a fault of the compiler"):
+            one.answer()
     other = Asking(engine, 2, SamplingParams(1.0))
     assert other.answer() == plain(made, [other])[0]
+    gate.failing = False  # as memory that is free again
+    again = Asking(engine, 1, SamplingParams(), "autoregressive")
+    assert again.answer() == plain(made, [again])[0]
 
 
 def test_a_request_that_waits_for_a_program_can_be_given_up(engine, gate):

@@ -136,6 +136,7 @@ BAD = {
     "[" * 100_000: None,
     '"\\ud800"': None,
     json.dumps(asked("\ud800")): "messages",
+    json.dumps(asked([{"type": "text", "text": "\udc00"}])): "messages",
     json.dumps(asked(logprobs=True)): "logprobs",
     json.dumps(asked(tools=[{"type": "function"}])): "tools",
     json.dumps(asked(n=2)): "n",
@@ -173,7 +174,8 @@ BAD = {
 def test_what_is_wrong_or_not_supported_is_refused_by_name_with_400(port, body):
     status, _, answer = post(port, body.encode())
     assert (status, answer["error"]["type"], answer["error"]["param"]) == (400, "invalid_request_error", BAD[body])
-    assert "Traceback" not in answer["error"]["message"]
+    message = answer["error"]["message"]
+    assert "Traceback" not in message and "TypeError" not in message
 
 
 def test_other_refusals_have_their_status(port):

@@ -4,6 +4,7 @@ tests/golden/quantized has one random Qwen3 in four public layouts (tests/golden
 """
 
 import json
+import pathlib
 import shutil
 
 import jax
@@ -102,6 +103,8 @@ def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_what_it_is_
         ("float_quantized", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
         ("float_quantized", {"transform_config": {"config_groups": {}}}, "transform_config"),
         ("float_quantized", {"config_groups": {}}, "config_groups {}"),
+        ("float_quantized", {"config_groups": {"group_0": "all"}}, "config_groups.group_0 'all', expected an object"),
+        ("float_quantized", {"sparsity_config": "dense"}, "sparsity_config 'dense', expected an object"),
     ],
 )
 def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, form, changes, named):
@@ -110,6 +113,13 @@ def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, fo
     message = str(error.value)
     assert named in message and "Qwen/Qwen3-8B-FP8" in message and "target.quantize=int8" in message
     assert "target/config.json has quantization_config." in message and len(message.splitlines()) == 1
+
+
+def test_a_description_that_is_no_object_is_refused_by_its_key(tmp_path):
+    folder = pathlib.Path(folder_with(tmp_path, "fp8"))
+    (folder / "config.json").write_text(json.dumps(config_of("fp8") | {"quantization_config": "fp8"}))
+    with pytest.raises(DataError, match="target/config.json has quantization_config 'fp8', expected an object"):
+        load_target(folder, "float32")
 
 
 def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tmp_path):
