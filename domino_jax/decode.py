@@ -12,6 +12,8 @@ Without a report the run was interrupted: the same command continues after its l
 
 --prompt without --output, and --interactive, show the text as it is committed instead.
 
+--dry_run prints what a step and rounds of some widths must read, from shapes alone (forecast/rounds.py).
+
 config.decode.tasks decodes benchmark tasks instead of prompts (data/tasks.py), config.decode.concurrency also measures
 the throughput at several batch sizes, and config.decode.compare several drafters in one run (evals/compare.py).
 """
@@ -34,6 +36,7 @@ from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import refuse_other_run
 from domino_jax.evals.run_info import PromptSource, RunInfo
+from domino_jax.forecast import rounds as forecast_rounds
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import (
@@ -60,6 +63,8 @@ def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the flags beside it.
     config = flags.config
     rules.check(config, "decode")
+    if flags.dry_run:
+        return forecast_rounds.main(flags)
     check_flags(flags)
     keep_compiled()
 
@@ -212,4 +217,8 @@ def load_compared(
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("config",), optional=("output", "prompts", "prompt", "interactive", "distributed"))
+    cli.run(
+        main,
+        required=("config",),
+        optional=("output", "prompts", "prompt", "interactive", "distributed", "dry_run", "topology"),
+    )

@@ -133,7 +133,7 @@ def scheme_of(path: str, quantize: str | None) -> Scheme | None:
 
 
 def _known(path: str) -> pathlib.Path | None:
-    size = re.fullmatch(r"Qwen/Qwen3-([\d.]+B)(?:-Base|-FP8)?", str(path))
+    size = re.fullmatch(r"Qwen/Qwen3-([\d.]+B(?:-A\d+B)?)(?:-Base|-FP8)?", str(path))
     known = SHAPES / size[1].lower() if size else None
     return known if known and known.is_dir() else None
 

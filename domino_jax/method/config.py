@@ -204,7 +204,7 @@ class DrafterConfig(Kind, DecoderConfig):
         """
         ids = target_layer_ids or default_layer_ids(target.num_hidden_layers, num_layers)
         shared = dataclasses.asdict(target)
-        del shared["tie_word_embeddings"]
+        del shared["tie_word_embeddings"], shared["experts"]
         shared["num_hidden_layers"] = num_layers
         config = cls(
             # A drafter is Qwen3-like whatever its target: its public layout has norms on queries and keys, no biases.

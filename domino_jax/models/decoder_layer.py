@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotate
+from domino_jax.models.moe import ExpertConfig, SparseFeedForward
 from domino_jax.models.sharding import constrain
 
 DECODED_ROWS = 256  # rows of a pass that are few enough to come from decoding, where moving weights is all the cost
@@ -65,10 +66,11 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm x), then + feed-forward(norm x)."""
+    """x + attention(norm x), then + feed-forward(norm x), which is dense without `experts`."""
 
     config: DecoderConfig
     dtype: Any = jnp.float32
+    experts: ExpertConfig | None = None
 
     def setup(self):
         c = self.config
@@ -84,7 +86,10 @@ class DecoderLayer(nn.Module):
             c.qk_norm,
         )
         self.post_attention_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
-        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
+        if self.experts is None:
+            self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
+        else:
+            self.mlp = SparseFeedForward(self.experts, c.hidden_size, self.dtype)
 
     def context_keys_values(self, context: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
         """Keys and values [B, K, T, H] of drafter context rows, which skip input_layernorm."""

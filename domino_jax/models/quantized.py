@@ -35,7 +35,7 @@ def is_quantized(leaf: Any) -> bool:
 
 
 def quantize(kernel: jax.Array, dtype: str) -> dict[str, jax.Array]:
-    """A floating matrix [in, out] with one scale for each output channel: q = round(w / s), s = max |w| / LARGEST.
+    """A floating matrix [..., in, out] with one scale for each output channel: q = round(w / s), s = max |w| / LARGEST.
 
     The maximum is over the inputs of the channel (vector-wise absmax quantization, Dettmers et al., arXiv 2208.07339,
     equations 3 and 4; FP8: Micikevicius et al., arXiv 2209.05433, section 4). Ties go to even.
@@ -44,21 +44,21 @@ def quantize(kernel: jax.Array, dtype: str) -> dict[str, jax.Array]:
         dtype: a key of LARGEST.
     """
     kernel = kernel.astype(jnp.float32)
-    scale = jnp.abs(kernel).max(axis=0, keepdims=True) / LARGEST[dtype]
+    scale = jnp.abs(kernel).max(axis=-2, keepdims=True) / LARGEST[dtype]
     values = kernel / jnp.where(scale == 0, 1.0, scale)
     return {"q": (jnp.round(values) if dtype == "int8" else values).astype(dtype), "scale": scale}
 
 
 def dequantized(matrix: Mapping[str, jax.Array]) -> jax.Array:
-    """The matrix in float32, [in, out]."""
+    """The matrix in float32, [..., in, out]."""
     q, scale = matrix["q"], matrix["scale"]
     if tiled(matrix):
-        scale = scale.repeat(TILE, axis=0).repeat(TILE, axis=1)
+        scale = scale.repeat(TILE, axis=-2).repeat(TILE, axis=-1)
     return q.astype(jnp.float32) * scale
 
 
 def tiled(matrix: Mapping[str, jax.Array]) -> bool:
-    return matrix["scale"].shape[1] != matrix["q"].shape[1]
+    return matrix["scale"].shape[-1] != matrix["q"].shape[-1]
 
 
 def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:

@@ -1,6 +1,7 @@
-"""Dense decoder of the Qwen3 type: tokens, positions, mask, cache → logits, tapped features, the cache with new rows.
+"""Decoder of the Qwen3 type: tokens, positions, mask, cache → logits, tapped features, the cache with new rows.
 
-A Llama-type target is the same decoder without the norms on queries and keys.
+A Llama-type target is the same decoder without the norms on queries and keys, and Qwen3 MoE the same with sparse
+feed-forwards (moe.py).
 """
 
 import dataclasses
@@ -21,11 +22,12 @@ from domino_jax.models.decoder_config import (
 )
 from domino_jax.models.decoder_layer import DecoderLayer
 from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_rows
+from domino_jax.models.moe import ExpertConfig, read_expert_config
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
 from domino_jax.models.sharding import constrain, gathered
 from domino_jax.runtime.errors import DataError, quote
 
-MODEL_TYPES = ("qwen3", "llama")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +35,16 @@ class Qwen3Config(DecoderConfig):
     """Shapes and constants of one target, as `config.json` gives them; its model_type decides qk_norm."""
 
     tie_word_embeddings: bool
+    # None: every layer is dense. Not in the repr either: the identities of dense targets are older.
+    experts: ExpertConfig | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "Qwen3Config":
         """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
         if raw.get("model_type") not in MODEL_TYPES:
             raise DataError(
-                f"config.json says model_type {quote(raw.get('model_type'))}, but the target must be dense and 'qwen3'"
-                " or 'llama'. Choose a Qwen3 or a Llama checkpoint."
+                f"config.json says model_type {quote(raw.get('model_type'))}, but the target must be 'qwen3',"
+                " 'qwen3_moe' or 'llama'. Choose a Qwen3 or a Llama checkpoint."
             )
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
@@ -55,7 +59,12 @@ class Qwen3Config(DecoderConfig):
             **read_decoder_fields(raw, llama=llama),
             tie_word_embeddings=read_switch(raw, "tie_word_embeddings"),
             qk_norm=not llama,
+            experts=read_expert_config(raw) if raw["model_type"] == "qwen3_moe" else None,
         )
+
+    def experts_of(self, layer: int) -> ExpertConfig | None:
+        """None for a dense layer."""
+        return self.experts if self.experts and self.experts.in_layer(layer) else None
 
 
 class Qwen3(nn.Module):
@@ -69,7 +78,7 @@ class Qwen3(nn.Module):
         self.embed_tokens = nn.Embed(
             c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=nn.initializers.normal(INIT_STD)
         )
-        self.layers = [DecoderLayer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+        self.layers = [DecoderLayer(c, self.dtype, c.experts_of(index)) for index in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
         if not c.tie_word_embeddings:
             self.lm_head = Linear(c.vocab_size, dtype=self.dtype, logits=True)

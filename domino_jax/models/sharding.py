@@ -27,6 +27,7 @@ LOGICAL = {
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
     "vocab": ("tensor",),
+    "experts": ("tensor",),
     None: (),
 }
 
@@ -45,6 +46,7 @@ MATRICES = {
     "up": ("width", "vocab"),
 }
 ANY_MATRIX = ("width", None)  # of all other modules
+EXPERTS = "experts"  # the module whose matrices have the experts of a layer as their first axis
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -106,12 +108,24 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
     """(names on the way to a parameter, its shape) → its sharding, for reading weights straight to their devices."""
 
     def place(path: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+        axes = [MATRICES[name] for name in path if name in MATRICES]
+        if EXPERTS in path:
+            _check_experts(mesh, shape[0])
+            split = (EXPERTS, *("width" if axis == "width" else None for axis in axes[-1]))
+            return NamedSharding(mesh, _fitting(mesh.shape, split, shape))
         if len(shape) != 2:
             return replicated(mesh)
-        axes = [MATRICES[name] for name in path if name in MATRICES]
         return NamedSharding(mesh, _fitting(mesh.shape, axes[-1] if axes else ANY_MATRIX, shape, kv_heads))
 
     return place
+
+
+def _check_experts(mesh: Mesh, count: int) -> None:
+    if count % mesh.shape["tensor"]:
+        raise DominoError(
+            f"a layer of the target has {count} experts, which mesh.tensor {mesh.shape['tensor']} does not divide; set"
+            " it (to decode, decode.mesh.tensor) to a divisor."
+        )
 
 
 def decode_placement(mesh: Mesh, kv_heads: int, tied: bool) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
@@ -170,10 +184,14 @@ def shards(axis: str) -> int:
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """x laid out by logical axes, one for each of its leading dimensions; an axis that does not divide stays whole."""
-    shape = _mesh_shape()
-    if shape is None:
+    if not on_mesh():
         return x
-    return jax.lax.with_sharding_constraint(x, _fitting(shape, axes, x.shape))
+    return jax.lax.with_sharding_constraint(x, fitted(x, *axes))
+
+
+def fitted(x: jax.Array, *axes: str | None) -> PartitionSpec:
+    """How `constrain` lays out x on the current mesh."""
+    return _fitting(_mesh_shape(), axes, x.shape)
 
 
 def gathered(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:

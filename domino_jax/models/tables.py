@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from domino_jax.models.sharding import EXPERTS
+
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
@@ -18,6 +20,8 @@ class Entry:
     dtype: of the leaf; "": the one in which the model computes.
     stored: the only type of a tensor that is read, by its name in safetensors, I32 for four int8 values a word; "": any
         floating one.
+    experts: above 0 the leaf is made of this many tensors of `shape`, along its first axis; in `name` the number of the
+        expert is "*".
     """
 
     name: str
@@ -26,10 +30,17 @@ class Entry:
     transpose: bool = False
     dtype: str = ""
     stored: str = ""
+    experts: int = 0
 
     @property
     def leaf_shape(self) -> tuple[int, ...]:
-        return self.shape[::-1] if self.transpose else self.shape
+        shape = self.shape[::-1] if self.transpose else self.shape
+        return (self.experts, *shape) if self.experts else shape
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its tensors."""
+        return [self.name.replace("*", str(index)) for index in range(self.experts)] or [self.name]
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -49,8 +60,11 @@ def table_of(shapes: Any, prefixes: Mapping[str, str]) -> list[Entry]:
         path = tuple(key.key for key in keys)
         last = "weight" if path[-1] in ("kernel", "scale", "embedding") else path[-1]
         name = ".".join(re.sub(r"_(\d+)$", r".\1", part) for part in (*path[:-1], last))
-        transpose = len(leaf.shape) == 2 and path[-1] != "embedding"
-        table.append(Entry(rename(name, prefixes), path, leaf.shape[::-1] if transpose else leaf.shape, transpose))
+        experts = leaf.shape[0] if EXPERTS in path else 0
+        shape, name = leaf.shape[bool(experts) :], name.replace(f".{EXPERTS}.", f".{EXPERTS}.*.")
+        transpose = len(shape) == 2 and path[-1] != "embedding"
+        stored_shape = shape[::-1] if transpose else shape
+        table.append(Entry(rename(name, prefixes), path, stored_shape, transpose, experts=experts))
     return table
 
 

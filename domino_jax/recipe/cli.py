@@ -47,8 +47,8 @@ HELP = {
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process) or off",
-    "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
-    "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
+    "dry_run": "from shapes alone: memory and cost of the training step, or bytes of decoding's step and rounds",
+    "topology": "with --dry_run: other devices than those here, for example v5e:4x4",
 }
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
 NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own

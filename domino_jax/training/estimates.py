@@ -33,16 +33,20 @@ def product_flops(jaxpr: Any) -> float:
 
     Work repeated in a backward pass counts again, and so do scores outside an attention mask: this is what the program
     does. Elementwise work is left out; it is under one in a hundred at the public sizes. The most expensive branch
-    counts: `jax.lax.platform_dependent` has one for each kind of device, and one of them runs.
+    counts, and of those for kinds of devices (`jax.lax.platform_dependent`) the default.
     """
     jaxpr = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             total += _dot_flops(equation)
+        if equation.primitive.name == "ragged_dot_general":  # rows, each by the matrix of its group
+            total += 2.0 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         inner = [product_flops(inner) for inner in _inner(equation.params)]
-        total += times * (max(inner) if equation.primitive.name == "cond" else sum(inner))
+        if equation.primitive.name == "cond":
+            inner = inner[-1:] if "branches_platforms" in equation.params else [max(inner)]
+        total += times * sum(inner)
     return total
 
 

@@ -43,6 +43,15 @@ def load_drafter(
 
     target_path: the target's folder or hub id, for drafters that store copies of its embedding or lm_head.
     """
+    tensors = hf.open_tensors(hf.drafter_folder(path))
+    config = read_drafter_config(path, target).with_tensors(tensors)
+    speculators.check_copies(tensors, target_path, config.copies)
+    skipped, table = (*config.copies, *speculators.UNUSED), drafter_table(config)
+    return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
+
+
+def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
+    """The shapes of a drafter that fits `target`, without its weights; paths as for load_drafter."""
     folder = hf.drafter_folder(path)
     raw, tensors = hf.read_config(folder), hf.open_tensors(folder)
     with hf.naming(folder):
@@ -50,10 +59,7 @@ def load_drafter(
             raw = speculators.flattened(raw, target.num_hidden_layers)
         config = config_class(raw, tensors).from_dict(raw, target)
         check_fits(config, target)
-    config = config.with_tensors(tensors)
-    speculators.check_copies(tensors, target_path, config.copies)
-    skipped, table = (*config.copies, *speculators.UNUSED), drafter_table(config)
-    return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
+    return config
 
 
 def save_drafter(

@@ -40,8 +40,9 @@ def target_identity(path: str | Path) -> dict[str, Any]:
     """
     folder = hf.resolve_folder(path)
     tokenizer = hf.load_tokenizer(folder)
+    config = read_target_config(folder)
     return {
-        "weights": _digest_folder(folder, str(read_target_config(folder))),
+        "weights": _digest_folder(folder, f"{config}{config.experts or ''}"),
         "tokenizer": tokenizer_digest(tokenizer)[:DIGITS],
         "stop_ids": list(hf.stop_ids(folder, tokenizer)),
     }

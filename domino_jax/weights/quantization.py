@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from domino_jax.models.moe import ROUTER
 from domino_jax.models.quantized import TILE
 from domino_jax.models.tables import Entry
 from domino_jax.runtime.errors import DataError, quote
@@ -41,8 +42,10 @@ class Scheme:
     floating: tuple[str, ...] = ("lm_head",)
 
     def holds(self, entry: Entry) -> bool:
-        """Whether the matrix of an entry is in eight bits; the embedding never is."""
-        return entry.path[-1] == "kernel" and not any(_names(each, module_of(entry)) for each in self.floating)
+        """Whether the matrix of an entry is in eight bits; the embedding and routers never are."""
+        if entry.path[-1] != "kernel" or entry.path[-2] == ROUTER:
+            return False
+        return not any(_names(each, module_of(entry)) for each in self.floating)
 
     def table(self, table: list[Entry]) -> list[Entry]:
         """The table of a folder of this scheme, from that of a floating one."""
@@ -63,8 +66,8 @@ class Scheme:
         stored = "I32" if self.packed else {INT8: "I8", FP8: "F8_E4M3"}[self.dtype]
         module, path = module_of(entry), entry.path
         return (
-            Entry(f"{module}.{self.values}", (*path, "q"), entry.shape, True, self.dtype, stored),
-            Entry(f"{module}.{self.scale}", (*path, "scale"), scales, True, "float32"),
+            Entry(f"{module}.{self.values}", (*path, "q"), entry.shape, True, self.dtype, stored, entry.experts),
+            Entry(f"{module}.{self.scale}", (*path, "scale"), scales, True, "float32", experts=entry.experts),
         )
 
 

@@ -65,7 +65,7 @@ def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
 
     def draw(number: int, path: tuple, leaf: Any) -> jax.Array:
         names, shape = [part.key if isinstance(part, jax.tree_util.DictKey) else None for part in path], leaf.shape
-        kind = names[-1] if names[-1] in ("q", "scale") and len(shape) == 2 else "floating"
+        kind = names[-1] if names[-1] in ("q", "scale") and len(shape) > 1 else "floating"
         made = np.dtype(dtype) if kind == "floating" else leaf.dtype
         place = sharding(names, shape) if sharding else None
         if (shape, place, kind) not in programs:

@@ -36,10 +36,15 @@ _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 @functools.lru_cache(maxsize=16)
 def target_table(config: Qwen3Config) -> list[Entry]:
     """Every tensor of a floating target of this config."""
-    one = Qwen3(dataclasses.replace(config, num_hidden_layers=1))  # all layers are alike, and tracing takes time
-    shapes = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-    layer = shapes.pop("layers_0")
-    shapes |= {f"layers_{index}": layer for index in range(config.num_hidden_layers)}
+    kinds = {}  # layers with the same experts are alike, and tracing takes time
+    for index in range(config.num_hidden_layers):
+        experts = config.experts_of(index)
+        if experts not in kinds:
+            every = experts and dataclasses.replace(experts, decoder_sparse_step=1, mlp_only_layers=())
+            one = Qwen3(dataclasses.replace(config, num_hidden_layers=1, experts=every))
+            shapes = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+            kinds[experts] = shapes.pop("layers_0")
+    shapes |= {f"layers_{index}": kinds[config.experts_of(index)] for index in range(config.num_hidden_layers)}
     return table_of(shapes, {LM_HEAD: LM_HEAD, "": "model."})
 
 
@@ -83,7 +88,8 @@ def load_table(
             place = sharding(entry.path, entry.leaf_shape) if callable(sharding) else sharding
             rounded = quantize is not None and quantize.holds(entry)
             leaf_dtype = None if rounded else np.dtype(entry.dtype or dtype)
-            leaf = _load_leaf(tensors, stored_names[entry.name], entry, leaf_dtype, place)
+            names = [stored_names[name] for name in entry.names]
+            leaf = _load_leaf(tensors, names, entry, leaf_dtype, place)
             if rounded:
                 leaf = jax.block_until_ready(quantize_leaf(leaf, quantize.dtype, sharding, entry.path))
             _node(params, entry.path)[entry.path[-1]] = leaf
@@ -95,7 +101,7 @@ def _match(
     tensors: hf.Tensors, table: list[Entry], skipped: tuple[str, ...], aliases: Mapping[str, str]
 ) -> dict[str, str]:
     """{table name: file name}; one DataError for all that is missing, unknown, doubled or misshaped."""
-    expected = {entry.name: entry for entry in table}
+    expected = {name: entry for entry in table for name in entry.names}
     stored_names: dict[str, str] = {}
     wrong: dict[str, list[str]] = {"missing": [], "unknown": [], "twice": [], "misshaped": []}
     for name in tensors:
@@ -129,17 +135,23 @@ def quantize_leaf(leaf: jax.Array, dtype: str, sharding: Sharding, path: tuple[s
     """A floating matrix in eight bits; path: of the leaf."""
     places = None
     if callable(sharding):
-        shapes = {"q": leaf.shape, "scale": (1, leaf.shape[1])}
+        shapes = {"q": leaf.shape, "scale": (*leaf.shape[:-2], 1, leaf.shape[-1])}
         places = {name: sharding((*path, name), shape) for name, shape in shapes.items()}
     return jax.jit(quantized.quantize, static_argnums=1, out_shardings=places)(leaf, dtype)
 
 
 def _load_leaf(
-    tensors: hf.Tensors, name: str, entry: Entry, dtype: np.dtype | None, sharding: jax.sharding.Sharding | None
+    tensors: hf.Tensors, names: list[str], entry: Entry, dtype: np.dtype | None, sharding: jax.sharding.Sharding | None
 ) -> jax.Array:
     """One leaf on its device or devices; a device's slice is all that is read for it. dtype: None as it is stored."""
 
     def read(index: tuple[slice, ...] = ()) -> np.ndarray:
+        if not entry.experts:
+            return read_tensor(names[0], index)
+        experts, *rest = index or (slice(None),)
+        return np.stack([read_tensor(name, tuple(rest)) for name in names[experts]])
+
+    def read_tensor(name: str, index: tuple[slice, ...]) -> np.ndarray:
         if entry.stored == "I32":
             array = unpacked(tensors.read(name, index[:0:-1]), entry.shape[1])[:, index[0] if index else slice(None)]
         else:
@@ -173,7 +185,8 @@ def file_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, np
     tensors = {}
     for entry in table:
         array = np.asarray(leaves[entry.path])
-        tensors[entry.name] = np.asarray(array.T if entry.transpose else array, dtype=dtype, order="C")
+        for name, part in zip(entry.names, array if entry.experts else [array], strict=True):
+            tensors[name] = np.asarray(part.T if entry.transpose else part, dtype=dtype, order="C")
     return tensors
 
 

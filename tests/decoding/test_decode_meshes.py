@@ -18,6 +18,7 @@ from tests.helpers.models import GOLDEN, load_golden
 
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "int8": [2, 4, False, True], "tied": [2, 2, True]}
+MESHES["sparse"] = [2, 4, False, True, True]  # experts in int8, two on a device
 FAST = ("tied",)
 # Meshes of training steps (data, fsdp, tensor) with the head of the drafter that is evaluated.
 EVALUATED = [((2, 2, 2), "domino"), ((1, 8, 1), "eagle3")]
@@ -83,16 +84,16 @@ def measured_slowly() -> dict:
 
 
 @functools.lru_cache
-def plain_texts(tied: bool, int8: bool) -> list[list[int]]:
-    models = random_models(tied=tied)
+def plain_texts(tied: bool, int8: bool, sparse: bool) -> list[list[int]]:
+    models = random_models(tied=tied, sparse=sparse)
     models = in_eight_bits(models, "target") if int8 else models
     made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0))
     return texts(made.generate(PROMPTS, "autoregressive"))
 
 
-def on_one_device(tied: bool, name: str, int8: bool = False) -> list[list[int]]:
+def on_one_device(tied: bool, name: str, int8: bool = False, sparse: bool = False) -> list[list[int]]:
     """The texts that go under this name (decode_mesh_run.py)."""
-    return plain_texts(tied, int8)[: 8 if name in ONE_BATCH else None]
+    return plain_texts(tied, int8, sparse)[: 8 if name in ONE_BATCH else None]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -105,7 +106,7 @@ def test_texts_on_a_mesh_are_those_of_one_device(name, mode):
 @pytest.mark.parametrize("name", [name for name in MESHES if name not in FAST])
 def test_texts_on_other_meshes_are_those_of_one_device(name):
     assert {mode: measured_slowly()[name][mode] for mode in MODES} == {
-        mode: on_one_device(False, mode, name == "int8") for mode in MODES
+        mode: on_one_device(False, mode, name in ("int8", "sparse"), name == "sparse") for mode in MODES
     }
 
 

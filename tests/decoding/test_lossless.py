@@ -44,6 +44,7 @@ from tests.helpers.twin import cut, plain_texts
 DRAFTERS = {
     "none": {"head": "none", "shift_label": False, "tied": True},
     "domino": {},
+    "domino sparse": {"sparse": True},  # a target with experts
     "domino unshifted": {"shift_label": False, "pure_draft_prefix_len": 0},
     "domino windowed": {"pure_draft_prefix_len": 2, "layer_types": ("sliding_attention",), "sliding_window": 4},
     "markov rnn": {"head": "markov", "tied": True},
@@ -139,9 +140,11 @@ def models_of(drafter: str, tokens: int = 0, eight_bits: str = "none"):
 
 
 @functools.lru_cache
-def expected(tied: bool, layers: int, sampling: str, int8: bool) -> tuple[list[list[int]], tuple[int, ...]]:
+def expected(
+    tied: bool, sparse: bool, layers: int, sampling: str, int8: bool
+) -> tuple[list[list[int]], tuple[int, ...]]:
     """(texts by the twin, stop ids): the texts are cut at the stop ids, which end two of them early."""
-    models = random_models(4, tied=tied, **({"head": "eagle3"} if layers == 4 else {}))
+    models = random_models(4, tied=tied, sparse=sparse, **({"head": "eagle3"} if layers == 4 else {}))
     models = in_eight_bits(models, "target") if int8 else models
     filled = [
         dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
@@ -157,7 +160,8 @@ def expected(tied: bool, layers: int, sampling: str, int8: bool) -> tuple[list[l
 
 def expected_for(drafter: str, sampling: str, eight_bits: str = "none"):
     config = models_of(drafter).target.config
-    return expected(config.tie_word_embeddings, config.num_hidden_layers, sampling, eight_bits == "target")
+    shape = config.tie_word_embeddings, config.experts is not None, config.num_hidden_layers
+    return expected(*shape, sampling, eight_bits == "target")
 
 
 def new_generator(

@@ -8,7 +8,11 @@ from domino_jax.recipe import cli
 # Name → its module, required flags, optional flags.
 COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
-    "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
+    "decode": (
+        decode,
+        ("config",),
+        ("output", "prompts", "prompt", "interactive", "distributed", "dry_run", "topology"),
+    ),
     "evaluate": (evaluate, ("config", "output"), ("answers", "drafters", "round_seconds", "distributed")),
     "serve": (serve, ("config",), ("host", "port")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),

@@ -56,10 +56,10 @@ def count_split(tree) -> int:
     return sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(tree))
 
 
-def run(data: int, tensor: int, tied: bool = False, int8: bool = False) -> dict:
+def run(data: int, tensor: int, tied: bool = False, int8: bool = False, sparse: bool = False) -> dict:
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     with jax.set_mesh(mesh):
-        models = random_models(tied=tied)
+        models = random_models(tied=tied, sparse=sparse)
         models = in_eight_bits(in_eight_bits(models, "target"), "drafter") if int8 else models
         models = laid_out(models, mesh)
         choices = {"batch_size": 8, "sampling": SamplingParams(1.0)}

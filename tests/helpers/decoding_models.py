@@ -23,6 +23,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.tree import ancestor_table
 from domino_jax.method.verify import Tree
+from domino_jax.models.moe import ROUTER, ExpertConfig
 from domino_jax.models.quantized import quantize
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import decode_settings
@@ -52,8 +53,8 @@ def random_params(shapes, seed: int) -> dict:
 
 
 @functools.lru_cache
-def random_target(vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> tuple[Qwen3, dict]:
-    """Two layers or more, 32 wide, grouped heads 4/2 of width 16 (not 32/4)."""
+def random_target(vocab: int = VOCAB, tied: bool = False, layers: int = 2, sparse: bool = False) -> tuple[Qwen3, dict]:
+    """Two layers or more, 32 wide, grouped heads 4/2 of width 16 (not 32/4); sparse: the second one has experts."""
     config = Qwen3Config(
         vocab_size=vocab,
         hidden_size=32,
@@ -67,6 +68,7 @@ def random_target(vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> tu
         tie_word_embeddings=tied,
         attention_bias=False,
         max_position_embeddings=512,
+        experts=ExpertConfig(8, 3, 24, True, decoder_sparse_step=2) if sparse else None,
     )
     target = Qwen3(config)
     shapes = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
@@ -114,8 +116,10 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
 
 
 @functools.lru_cache
-def random_models(block_size: int = 4, vocab: int = VOCAB, tied: bool = False, **choices) -> Models:
-    target, params = random_target(vocab, tied, layers=4 if choices.get("head") == "eagle3" else 2)
+def random_models(
+    block_size: int = 4, vocab: int = VOCAB, tied: bool = False, sparse: bool = False, **choices
+) -> Models:
+    target, params = random_target(vocab, tied, 4 if choices.get("head") == "eagle3" else 2, sparse)
     return Models(target, params, *random_drafter(target, block_size, **choices))
 
 
@@ -138,7 +142,7 @@ def in_eight_bits(models: Models, part: str) -> Models:
         return models.replace(drafter_params=quantized_matrices(models.drafter_params))
 
     def convert(path, leaf):
-        return quantize(leaf, "int8") if path[-1].key == "kernel" else leaf
+        return quantize(leaf, "int8") if path[-1].key == "kernel" and path[-2].key != ROUTER else leaf
 
     return models.replace(target_params=jax.tree_util.tree_map_with_path(convert, models.target_params))
 

@@ -31,7 +31,8 @@ PAIRS = {
         {"drafter": {"head": "xpress", "shift_label": False}},
         {"mesh": [1, 2, 2], "accumulate": 2, "slice_blocks": 4},
     ),
-    "EAGLE-3": ({"drafter": {"head": "eagle3"}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),
+    # Of a target with experts.
+    "EAGLE-3": ({"drafter": {"head": "eagle3", "sparse": True}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),
 }
 STEPS = {"Domino": 20}  # on one device, so that its loss falls
 RUNS = {name: {"mesh": [1, 1, 1], "steps": STEPS.get(name, 2), **plain} for name, (plain, _) in PAIRS.items()}

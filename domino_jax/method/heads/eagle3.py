@@ -164,7 +164,7 @@ class Eagle3Config(Kind, DecoderConfig):
         ids = tuple(target_layer_ids) if target_layer_ids else default_layer_ids(target.num_hidden_layers)
         _check_ids(ids, target.num_hidden_layers)
         shared = dataclasses.asdict(target)
-        del shared["tie_word_embeddings"]
+        del shared["tie_word_embeddings"], shared["experts"]
         shared["intermediate_size"] = intermediate_size or target.intermediate_size
         size = min(draft_vocab_size or target.vocab_size, target.vocab_size)
         config = cls(

@@ -1,0 +1,149 @@
+"""What a plain step and a round must read on a device, from shapes alone: whether drafting pays, before a download.
+
+    python -m domino_jax.decode --config=configs/qwen3_30b_a3b.py --dry_run --topology=h200
+
+It needs no weights, no accelerator and no compiler. A matrix that a pass multiplies with counts once for the pass, and
+so do the caches; of the experts of a layer those count that the rows of the pass use, expected under uniform routing
+(ExpertConfig.active). So the bytes are a lower bound. Compiled programs of dense targets move 1.0 to 1.2 times as much
+(docs/compilers.md). τ is at most the drafts of a round plus one.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from domino_jax.forecast import dry_run, topologies
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.recipe import builders, cli
+from domino_jax.recipe.values import decode_settings
+from domino_jax.runtime.errors import DominoError
+from domino_jax.training.estimates import device_bytes
+from domino_jax.weights.drafter import read_drafter_config
+from domino_jax.weights.loading import in_draft_type, with_window
+from domino_jax.weights.target import target_shapes
+
+WIDTHS = (1, 2, 4, 8, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """Bytes that passes read on one chip.
+
+    target: its matrices but the experts and the embedding (a tied one is the lm_head).  experts: all of them.
+    cache: keys and values of all requests.  draft: what a draft reads: the drafter, its cache, its columns of the
+    lm_head.  resident: all that is in memory.
+    """
+
+    config: Qwen3Config
+    target: int
+    experts: int
+    cache: int
+    draft: int
+    resident: int
+
+    def step(self, rows: int) -> float:
+        """A pass of the target over this many rows, those of all requests together."""
+        experts = self.config.experts
+        share = experts.active(rows) / experts.num_experts if experts else 0.0
+        return self.target + self.cache + share * self.experts
+
+    def round(self, requests: int, drafts: int) -> float:
+        return self.step(requests * (drafts + 1)) + self.draft
+
+
+def main(flags: cli.Flags) -> None:
+    config, chip = flags.config, topologies.chip_of(flags.topology) if flags.topology else None
+    if flags.topology and not chip:
+        raise DominoError(
+            f"--topology={flags.topology}: no such chip; name one of {', '.join(topologies.CHIPS)}, or leave it out."
+        )
+    if -1 in (config.decode.mesh.data, config.decode.mesh.tensor):
+        raise DominoError("--dry_run needs decode.mesh.data and decode.mesh.tensor as numbers, not as -1, the rest.")
+    target = dry_run.shapes_of(config.target.path)
+    if config.drafter.path:
+        drafter = read_drafter_config(config.drafter.path, target)
+    else:
+        drafter = builders.drafter_config_of(config, target)
+    if not drafter.has_backbone:
+        raise DominoError(
+            f"--dry_run computes rounds of drafters of blocks, but the head is {drafter.head!r}: leave --dry_run out."
+        )
+    requests = max(config.decode.batch_size // config.decode.mesh.data, 1)
+    reads = reads_of(config, target, drafter, requests)
+    kind = config.decode.dtype if config.decode.draft_weights == "dtype" else config.decode.draft_weights
+    print(f"{config.target.path}, drafter {drafter.head} of {drafter.num_hidden_layers} layers in {kind}")
+    print("\n".join(lines(reads, drafter.most_drafts, requests, chip)), flush=True)
+
+
+def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> Reads:
+    """For `requests` requests on a chip, with decode.mesh.tensor chips that share the target."""
+    settings, dtype = decode_settings(config.decode, drafter.head), np.dtype(config.decode.dtype)
+    mesh = AbstractMesh((1, 1, config.decode.mesh.tensor), sharding.MESH_AXES)
+    place = sharding.decode_placement(mesh, target.num_key_value_heads, target.tie_word_embeddings)
+
+    def on_chip(tree: Any, *parts: str) -> int:
+        """Bytes of the leaves whose path has all of these names."""
+        total = 0
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            names = [part.key for part in path]
+            if set(parts) <= set(names):
+                total += device_bytes(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(names, leaf.shape)))
+        return total
+
+    scheme = dry_run.scheme_of(config.target.path, config.target.quantize)
+    params = target_shapes(target, dtype, scheme)
+    whole, experts, embedding = on_chip(params), on_chip(params, sharding.EXPERTS), on_chip(params, "embed_tokens")
+    vocabulary = embedding if target.tie_word_embeddings else on_chip(params, "lm_head")
+    shapes = jax.eval_shape(lambda: init_drafter_params(new_drafter(drafter, dtype), jax.random.key(0)))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+    drafting = settings.drafting
+    drafter = with_window(drafter, drafting)
+    weights = on_chip(jax.eval_shape(lambda tree: in_draft_type(tree, drafting), shapes))
+    columns = drafting.draft_vocab or len(drafter.draft_tokens)  # copies, unless all tokens are drafted
+    copies = vocabulary * columns // target.vocab_size
+    copies //= dtype.itemsize if drafting.draft_weights == "int8" else 1
+    slots, layers = settings.cache_length, range(drafter.num_hidden_layers)
+    heads = [model.num_key_value_heads * model.head_dim * 2 * dtype.itemsize * requests for model in (target, drafter)]
+    split = mesh.shape["tensor"] if target.num_key_value_heads % mesh.shape["tensor"] == 0 else 1
+    cache = heads[0] * slots * target.num_hidden_layers // split
+    context = heads[1] * sum(drafter.kept_slots(layer, slots) for layer in layers) // split
+    return Reads(
+        target,
+        whole - experts - (0 if target.tie_word_embeddings else embedding),
+        experts,
+        cache,
+        weights + context + (copies or vocabulary),
+        whole + weights + copies + cache + context,
+    )
+
+
+def lines(reads: Reads, most: int, requests: int, chip: topologies.Chip | None) -> list[str]:
+    """What is printed: a row for the step and for each width. most: drafts of a round."""
+    memory = f"{reads.resident / 1e9:.1f} GB"
+    if chip:
+        fits = "fit" if reads.resident < chip.memory else "DO NOT FIT"
+        memory += f" of {chip.memory / 1e9:.0f} GB: they {fits}"
+    experts = reads.config.experts
+    head = ("drafts", "rows", *(("experts",) if experts else ()), "GB", *(("ms",) if chip else ()), "÷ step")
+    table, step = [head], reads.step(requests)
+    for drafts in (0, *sorted({min(width, most) for width in WIDTHS})):
+        rows = requests * (drafts + 1)
+        moved = reads.round(requests, drafts) if drafts else step
+        row = [f"{drafts}" if drafts else "step", f"{rows}"]
+        row += [f"{experts.active(rows):.0f} of {experts.num_experts}"] if experts else []
+        row += [f"{moved / 1e9:.2f}"]
+        row += [f"{1e3 * moved / chip.bandwidth:.2f}"] if chip else []
+        table.append((*row, f"{moved / step:.2f}{' never pays' if moved > step * (drafts + 1) else ''}"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        f"weights and caches of {requests} request(s), {memory}",
+        "bytes that a chip must read, at least" + (", and their time by its data sheet" if chip else ""),
+        *("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in table),
+        "A round pays where τ at its width is above the last column.",
+    ]
