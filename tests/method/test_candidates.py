@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.candidates import CHUNK, largest
 from domino_jax.method.propose import draft_base, roll_out_head
-from domino_jax.method.sampling import RowSampling
+from domino_jax.method.sampling import CHUNK, RowSampling, largest
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from tests.helpers.decoding_models import (
     DRAFTERS,
