@@ -11,8 +11,8 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.conv import ConvolvedLayer
 from domino_jax.models import slices
 from domino_jax.models.cache import LayerCache
-from domino_jax.models.decoder_layer import Attention, DecoderLayer
-from domino_jax.models.layers import Linear, RMSNorm, rotary_angles
+from domino_jax.models.decoder_layer import DECODED_ROWS, Attention, DecoderLayer
+from domino_jax.models.layers import Linear, RMSNorm, apart_on_gpus, rotary_angles
 from domino_jax.models.shapes import MASKED, Features, Hidden, Logits, Positions
 from domino_jax.models.sharding import constrain
 
@@ -44,7 +44,13 @@ class Backbone(nn.Module):
         """
         context = constrain(self.hidden_norm(self.fc(features)), "batch")
         angles = self._angles(positions)
-        return tuple(layer.context_keys_values(context, angles) for layer in self.layers)
+        by_layer = []
+        for layer in self.layers:
+            by_layer.append(layer.context_keys_values(context, angles))
+            if context.shape[0] * context.shape[1] <= DECODED_ROWS:
+                # Else the compiler for GPUs joins the products of all layers, and copies their matrices in every round.
+                context = apart_on_gpus(context)
+        return tuple(by_layer)
 
     def __call__(
         self, x: Hidden, positions: Positions, attention: Callable[[int], Attention]

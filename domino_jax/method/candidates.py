@@ -12,10 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.sampling import position_noise
+from domino_jax.method.sampling import largest, position_noise
 from domino_jax.models.shapes import Logits
-
-CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first; a TPU's lanes
 
 
 class Candidates(NamedTuple):
@@ -55,25 +53,3 @@ def with_noise(candidates: Candidates, keys: jax.Array, positions: jax.Array, vo
     if candidates.tokens is not None:
         noise = jnp.take_along_axis(noise, candidates.tokens, axis=-1)
     return candidates._replace(noise=noise)
-
-
-def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """jax.lax.top_k of values [..., V], without sorting a vocabulary, as compilers for TPUs and GPUs would.
-
-    The `count` chunks with the largest maxima hold them all: a value elsewhere is less than each of these, or equal and
-    later.
-    """
-    chunks = -(-values.shape[-1] // CHUNK)
-    if chunks <= 2 * count:
-        return jax.lax.top_k(values, count)
-    # Without the barrier the compiler for TPUs cuts the lm_head into chunks instead, and copies it for that in a round.
-    values = jax.lax.optimization_barrier(values)
-    widths = [(0, 0)] * (values.ndim - 1) + [(0, chunks * CHUNK - values.shape[-1])]
-    parts = jnp.pad(values, widths, constant_values=-jnp.inf).reshape(*values.shape[:-1], chunks, CHUNK)
-    best = jnp.sort(jax.lax.top_k(parts.max(axis=-1), count)[1], axis=-1)  # in their order, for ties
-    # Without the barrier XLA:CPU computes them again for the gather: 16 rows of 49,152 took 7.4 ms instead of 1.2, and
-    # top_k 1.5 (of 151,936: 1.8 and 21).
-    best = jax.lax.optimization_barrier(best)
-    few = jnp.take_along_axis(parts, best[..., None], axis=-2).reshape(*values.shape[:-1], count * CHUNK)
-    top, places = jax.lax.top_k(few, count)
-    return top, jnp.take_along_axis(best, places // CHUNK, axis=-1) * CHUNK + places % CHUNK

@@ -5,7 +5,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Format, Layout
 
 from domino_jax.method.backbone import Backbone, slots_read, training_attention
 from domino_jax.method.blocks import slot_positions
@@ -13,7 +12,7 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import TargetRows
 from domino_jax.models.attention import attend_cache
 from domino_jax.models.cache import Cache, LayerCache, append, append_ring, block_mask, init_cache, slots_of
-from domino_jax.models.quantized import is_quantized, quantize
+from domino_jax.models.quantized import is_quantized, quantize, transposed
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 MATRICES = ("kernel", "weight_ih", "weight_hh")  # names of the parameters that layers.multiply takes
@@ -152,14 +151,14 @@ def init_drafter_params(drafter: Any, key: jax.Array) -> dict:
 
 
 def rows_together(params: dict) -> dict:
-    """A drafter's parameters as decoding stores them: the numbers of a token in the head's last matrix side by side.
+    """A drafter's parameters as decoding stores them: the head's last matrix as up/rows [V, E], not up/kernel [E, V].
 
-    The shape stays [E, V]; the order in an accelerator's memory is that of [V, E], of which a draft reads the rows of
-    its candidates (Head.rows). From the usual order the compiler for TPUs copies the whole matrix into this one
-    in every round. On a CPU nothing changes.
+    A draft reads the rows of its candidates (Head.rows). The compiler for TPUs would copy the whole matrix into this
+    order in every round. A layout of [E, V] with that order is not enough: the compiler for GPUs copies it back before
+    the loop of rounds. On a CPU nothing changes.
 
     Args:
-        params: arrays, or shapes with their shardings.
+        params: arrays, or shapes with their shardings, the head whole on every device.
     """
     if "head" not in params:
         return params
@@ -167,9 +166,12 @@ def rows_together(params: dict) -> dict:
     values = kernel["q"] if is_quantized(kernel) else kernel
     if any(device.platform == "cpu" for device in values.sharding.device_set):
         return params
-    values = transposed_in_memory(values)
-    kernel = {**kernel, "q": values} if is_quantized(kernel) else values
-    return {**params, "head": {**params["head"], "up": {"kernel": kernel}}}
+    if isinstance(values, jax.ShapeDtypeStruct):
+        rows = jax.ShapeDtypeStruct(values.shape[::-1], values.dtype, sharding=values.sharding)
+        rows = {**kernel, "q": rows} if is_quantized(kernel) else rows
+    else:
+        rows = jax.jit(transposed)(kernel)
+    return {**params, "head": {**params["head"], "up": {"rows": rows}}}
 
 
 def quantized_matrices(params: dict) -> dict:
@@ -183,11 +185,3 @@ def quantized_matrices(params: dict) -> dict:
         return jax.jit(quantize, static_argnums=1)(leaf, "int8") if rounded else leaf
 
     return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_quantized)
-
-
-def transposed_in_memory(matrix: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | jax.ShapeDtypeStruct:
-    """The same matrix with the numbers of a column side by side in memory."""
-    stored = Format(Layout(major_to_minor=(1, 0)), matrix.sharding)
-    if isinstance(matrix, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(matrix.shape, matrix.dtype, sharding=stored)
-    return jax.device_put(matrix, stored)

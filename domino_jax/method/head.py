@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
-from domino_jax.models.quantized import is_quantized
+from domino_jax.models.quantized import is_quantized, transposed
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain
 
@@ -26,7 +26,12 @@ class Head(nn.Module):
     block at first, and then `step` for one slot at a time, a chain with arrays [B, ...], a tree with lanes,
     [B, W, ...]; or `codes_after` once per pass (`DrafterConfig.head_passes`). With few candidates, `residual_of`
     replaces `residual`.
+
+    reads_ahead: the head also has `reading`, a product with x alone, and `advance`, the rest of `step`. With few
+    candidates of a slot a chain calls `reading` once, for all of them.
     """
+
+    reads_ahead = False
 
     config: DrafterConfig
     dtype: Any = jnp.float32
@@ -79,11 +84,19 @@ class Head(nn.Module):
 
     def residual(self, code: jax.Array) -> jax.Array:
         """Codes [..., E] → the correction of all logits, float32 [..., N]."""
-        return self.up(code)
+        by_rows = not self.is_initializing() and "rows" in self.up.variables["params"]
+        return multiply(code.astype(self.dtype), self._last_kernel(), logits=True) if by_rows else self.up(code)
+
+    def _last_kernel(self) -> Matrix:
+        """The matrix [E, N], however it is stored (drafter.rows_together)."""
+        stored = self.up.variables["params"]
+        if "rows" not in stored:
+            return in_use(stored["kernel"], None if self.whole else "up", self.dtype)
+        return transposed(in_use(stored["rows"], None, self.dtype))
 
     def rows(self, columns: jax.Array) -> jax.Array:
         """`columns` [..., Q] of the matrix as rows [..., Q, E]: all that `residual_of` reads of it."""
-        kernel = in_use(self.up.variables["params"]["kernel"], None if self.whole else "up", self.dtype)
+        kernel = self._last_kernel()
         if not is_quantized(kernel):
             return jnp.take(kernel.T, columns, axis=0)
         scale = jnp.take(kernel["scale"][0], columns)

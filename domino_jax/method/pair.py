@@ -94,6 +94,11 @@ class Models:
         """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, T]."""
         return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens)))
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `head_reading` is a product, worth computing for all candidates at once where they are few."""
+        return self._drafter(lambda drafter: drafter.head.reads_ahead)
+
     def head_start(self, *batch: int) -> Any:
         """The head's state before any token (`Head.initial_state`)."""
         return self._drafter(lambda drafter: drafter.head.initial_state(*batch))
@@ -108,6 +113,14 @@ class Models:
     def head_step(self, state: Any, tokens: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
         """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""
         return self._drafter(lambda drafter: drafter.head.step(state, self.head_inputs(tokens), half))
+
+    def head_reading(self, tokens: jax.Array) -> jax.Array:
+        """What a step of a head that reads ahead reads of `tokens` int32 [...], [..., any]."""
+        return self._drafter(lambda drafter: drafter.head.reading(self.head_inputs(tokens)))
+
+    def head_advance(self, state: Any, reading: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
+        """`head_step` from the tokens' `head_reading`."""
+        return self._drafter(lambda drafter: drafter.head.advance(state, reading, half))
 
     def confidence(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
         """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...]."""

@@ -3,6 +3,7 @@
 Drafting and training share it. Letters: B rows, n blocks of a row, M drafts, Q candidates of a slot.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,11 +20,18 @@ from domino_jax.models.slices import cut, joined
 GREEDY = SamplingParams()
 
 
+# Candidates of a slot, of all rows together, up to which the head's reading of all of them is computed before the
+# chain. With more of them the product takes longer than reading its matrix for every draft, by the ratio of arithmetic
+# to memory of a v5p (166) and of an H100 (295).
+AHEAD = 128
+
+
 class Drafted(NamedTuple):
-    """Drafts int32 [B, M], and log_q float32 [B, M], how likely the drafter finds each of them after those before it;
-    None where nobody asks (`settle`)."""
+    """Drafts int32 [B, M], their places int32 [B, M] among the candidates, and log_q float32 [B, M], how likely the
+    drafter finds each of them after those before it; None where nobody asks (`settle`)."""
 
     tokens: jax.Array
+    places: jax.Array
     log_q: jax.Array | None = None
 
 
@@ -43,7 +51,8 @@ def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: 
 
 def settle(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
     """The draft at each slot: argmax(sharpness · log p + g) over the candidates; greedy without noise."""
-    return Drafted(_token_at(candidates, choose_with(candidates.logits, candidates.noise, sampling, sharpness)))
+    places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
+    return Drafted(_token_at(candidates, places), places)
 
 
 def settle_scored(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
@@ -52,7 +61,7 @@ def settle_scored(candidates: Candidates, sampling: Sampling = GREEDY, sharpness
     places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
     log_q = process_logits(candidates.logits, sampling)
     log_q = _take(log_q, places) - jax.nn.logsumexp(log_q, axis=-1)
-    return Drafted(_token_at(candidates, places), log_q)
+    return Drafted(_token_at(candidates, places), places, log_q)
 
 
 def _token_at(candidates: Candidates, places: jax.Array) -> jax.Array:
@@ -75,8 +84,8 @@ def roll_out(
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
     What of the head does not depend on tokens is taken for all slots before the loop, and so are the candidates' rows
-    of its last matrix; the loop carries the head's state and the last token. Draft i sees the state after the anchor
-    and drafts 1..i-1.
+    of its last matrix; the loop carries the head's state and the last token, or the head's reading of it. Draft i sees
+    the state after the anchor and drafts 1..i-1.
 
     Args:
         known: int32 [B, 1 + lead], the anchor, and before it the token before it where the head reads that.
@@ -90,24 +99,60 @@ def roll_out(
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     first = choose(jax.tree.map(lambda column: column[:, :prefix], candidates))
     consumed = jnp.concatenate([known, first.tokens], axis=1)
-    halves, head = models.head_hidden_half(z)[:, : lead + slots], models.head_start(z.shape[0])
-    for index in range(lead + prefix):
-        head, _ = models.head_step(head, consumed[:, index], halves[:, index])
-
-    def correct(carry, slot):
-        head, token = carry
-        half, choices, rows = slot
-        head, code = models.head_step(head, token, half)
-        change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
-        choices = jax.tree.map(lambda column: column[:, None], choices)
-        choices = choices._replace(logits=choices.logits + change)
-        drafted = jax.tree.map(lambda column: column[:, 0], choose(choices))
-        return (head, drafted.tokens), drafted
-
+    halves = models.head_hidden_half(z)[:, : lead + slots]
     rows = None if corrected.columns is None else models.head_rows(corrected.columns)
-    by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (halves[:, lead + prefix :], corrected, rows))
-    _, rest = scan(correct, (head, consumed[:, -1]), by_slot)
+
+    def chain(ahead: bool) -> Drafted:
+        before, readings, advance = consumed, None, models.head_step
+        if ahead:
+            before, readings = read_ahead(models, consumed, corrected.tokens)
+            advance = models.head_advance
+        head = models.head_start(z.shape[0])
+        for index in range(lead + prefix):
+            head, _ = advance(head, before[:, index], halves[:, index])
+
+        def correct(carry, slot):
+            head, last = carry
+            half, choices, rows, readings = slot
+            head, code = advance(head, last, half)
+            change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
+            choices = jax.tree.map(lambda column: column[:, None], choices)
+            choices = choices._replace(logits=choices.logits + change)
+            drafted = jax.tree.map(lambda column: column[:, 0], choose(choices))
+            last = _row_at(readings, drafted.places) if ahead else drafted.tokens
+            return (head, last), drafted
+
+        by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (halves[:, lead + prefix :], corrected, rows, readings))
+        return scan(correct, (head, before[:, -1]), by_slot)[1]
+
+    rest = by_platform(chain) if models.reads_ahead and _few(rows) else chain(False)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
+
+
+def _few(rows: jax.Array | None) -> bool:
+    """Whether candidates with the head's rows [B, m, Q, E] are few enough to be read ahead."""
+    return rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
+
+
+def by_platform(chain: Callable[[bool], Drafted]) -> Drafted:
+    """chain(True) on accelerators, chain(False) on a CPU, which has little arithmetic for its memory."""
+    forms = (functools.partial(chain, ahead) for ahead in (False, True))
+    return jax.lax.platform_dependent(cpu=next(forms), default=next(forms))
+
+
+def read_ahead(models: Models, consumed: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The head's reading of `consumed` int32 [B, n] and of candidates int32 [B, m, Q] → [B, n, any], [B, m, Q, any].
+
+    One product, so that its matrix is read once and not for every draft.
+    """
+    count = consumed.shape[1]
+    both = models.head_reading(jnp.concatenate([consumed, tokens.reshape(len(tokens), -1)], axis=1))
+    return both[:, :count], both[:, count:].reshape(*tokens.shape, -1)
+
+
+def _row_at(rows: jax.Array, places: jax.Array) -> jax.Array:
+    """rows [B, Q, any] at places int32 [B] → [B, any]."""
+    return jnp.take_along_axis(rows, places[:, None, None], axis=1)[:, 0]
 
 
 def draft_in_passes(

@@ -46,6 +46,7 @@ class RowSampling:
 
 
 Sampling = SamplingParams | RowSampling
+CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first; a TPU's lanes
 
 
 def request_keys(seeds: int | jax.Array, requests: jax.Array) -> jax.Array:
@@ -107,9 +108,31 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
 
 def _top_k(logits: Logits, pool: int, top_k: int | jax.Array) -> tuple[jax.Array, jax.Array]:
     """The `pool` largest logits, descending, and each row's top_k-th of them; -inf where a row's top_k is off."""
-    values = jax.lax.top_k(logits, min(pool, logits.shape[-1]))[0]
+    values = largest(logits, min(pool, logits.shape[-1]))[0]
     place = jnp.broadcast_to(jnp.clip(jnp.asarray(top_k) - 1, 0, values.shape[-1] - 1), (*values.shape[:-1], 1))
     return values, jnp.where(jnp.asarray(top_k) > 0, jnp.take_along_axis(values, place, axis=-1), -jnp.inf)
+
+
+def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """jax.lax.top_k of values [..., V], without sorting a vocabulary, as compilers for TPUs and GPUs would.
+
+    The `count` chunks with the largest maxima hold them all: a value elsewhere is less than each of these, or equal and
+    later.
+    """
+    chunks = -(-values.shape[-1] // CHUNK)
+    if chunks <= 2 * count:
+        return jax.lax.top_k(values, count)
+    # Without the barrier the compiler for TPUs cuts the lm_head into chunks instead, and copies it for that in a round.
+    values = jax.lax.optimization_barrier(values)
+    widths = [(0, 0)] * (values.ndim - 1) + [(0, chunks * CHUNK - values.shape[-1])]
+    parts = jnp.pad(values, widths, constant_values=-jnp.inf).reshape(*values.shape[:-1], chunks, CHUNK)
+    best = jnp.sort(jax.lax.top_k(parts.max(axis=-1), count)[1], axis=-1)  # in their order, for ties
+    # Without the barrier XLA:CPU computes them again for the gather: 16 rows of 49,152 took 7.4 ms instead of 1.2, and
+    # top_k 1.5 (of 151,936: 1.8 and 21).
+    best = jax.lax.optimization_barrier(best)
+    few = jnp.take_along_axis(parts, best[..., None], axis=-2).reshape(*values.shape[:-1], count * CHUNK)
+    top, places = jax.lax.top_k(few, count)
+    return top, jnp.take_along_axis(best, places // CHUNK, axis=-1) * CHUNK + places % CHUNK
 
 
 def _pool_threshold(pool: jax.Array, logits: Logits, top_p: float) -> jax.Array:

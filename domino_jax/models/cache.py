@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from domino_jax.models.layers import apart_on_gpus
 from domino_jax.models.shapes import Lengths, Mask
 
 LayerCache = tuple[jax.Array, jax.Array]  # keys and values, each [B, K, S, H]
@@ -54,6 +55,20 @@ def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> L
     """
     if k.shape[2] == 1:
         k, v = (jnp.pad(rows, ((0, 0), (0, 0), (0, 1), (0, 0))) for rows in (k, v))
+    starts = slots[:, :1]
+
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        new = new.astype(old.dtype)
+        if old.shape[0] > 1:
+            return write_windows(old, new, starts)
+        return jax.lax.platform_dependent(old, new, starts, cuda=write_window, default=write_windows)
+
+    # Else the compiler for GPUs chooses between old and new keys where these are normed, and slices in another kernel.
+    return write(cache[0], apart_on_gpus(k)), write(cache[1], v)
+
+
+def write_windows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+    """old [B, K, S, H] with new [B, K, T, H] from the slots `starts` int32 [B, 1] on, in the rows where all T fit."""
     # With the batch as a batching dimension each row is written on its own device. With the row as an index, a mesh
     # would gather the new rows of all devices.
     windows = jax.lax.ScatterDimensionNumbers(
@@ -63,20 +78,26 @@ def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> L
         operand_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
     )
-    starts = slots[:, :1]
+    return jax.lax.scatter(
+        old,
+        starts,
+        new,
+        windows,
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+    )
 
-    def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jax.lax.scatter(
-            old,
-            starts,
-            new.astype(old.dtype),
-            windows,
-            indices_are_sorted=True,
-            unique_indices=True,
-            mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
-        )
 
-    return write(cache[0], k), write(cache[1], v)
+def write_window(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+    """`write_windows` for one row, which the compiler for GPUs makes one kernel of; of a scatter it makes two or three.
+
+    Both slices are clamped alike, so a block that does not fit writes back what is there.
+    """
+    start, size = starts[0, 0], new.shape[2]
+    there = jax.lax.dynamic_slice_in_dim(old, start, size, axis=2)
+    new = jnp.where(start <= old.shape[2] - size, new, there)
+    return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
 
 
 def append_ring(

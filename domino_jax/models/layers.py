@@ -89,6 +89,14 @@ def with_rows(product: Callable, x: jax.Array, matrix: Matrix) -> jax.Array:
     return jax.lax.platform_dependent(x, matrix, cpu=product, default=padded)
 
 
+def apart_on_gpus(x: jax.Array) -> jax.Array:
+    """x, of which the compiler for GPUs does not know that it is x, so that it joins no products of the two.
+
+    Two such copies of the same x count as one.
+    """
+    return jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
+
+
 class RMSNorm(nn.Module):
     """w · x / sqrt(mean x² + eps) over the last axis, computed in float32, no "+1" on the weight."""
 

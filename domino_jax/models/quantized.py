@@ -57,6 +57,11 @@ def dequantized(matrix: Mapping[str, jax.Array]) -> jax.Array:
     return q.astype(jnp.float32) * scale
 
 
+def transposed(matrix: jax.Array | Mapping[str, jax.Array]) -> jax.Array | dict[str, jax.Array]:
+    """A matrix [in, out] as [out, in], or the other way round; of one in eight bits the values, not the scales."""
+    return {**matrix, "q": matrix["q"].T} if is_quantized(matrix) else matrix.T
+
+
 def tiled(matrix: Mapping[str, jax.Array]) -> bool:
     return matrix["scale"].shape[-1] != matrix["q"].shape[-1]
 

@@ -23,7 +23,7 @@ from domino_jax.decoding.settings import refused_mode
 from domino_jax.decoding.width import Choice, WidthController
 from domino_jax.method import exact, rounds
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.rollout import Drafted, settle
+from domino_jax.method.rollout import settle
 from domino_jax.method.sampling import choice_values
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
@@ -236,7 +236,7 @@ def margins(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str):
     def with_margin(candidates, sampling, sharpness):
         drafted = settle(candidates, sampling, sharpness)
         best = jnp.sort(choice_values(candidates.logits, candidates.noise, sampling, sharpness), axis=-1)
-        return Drafted(drafted.tokens, best[..., -1] - best[..., -2])
+        return drafted._replace(log_q=best[..., -1] - best[..., -2])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "settle_scored", with_margin)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.candidates import CHUNK, largest
+from domino_jax.method import rollout
 from domino_jax.method.propose import draft_base, roll_out_head
-from domino_jax.method.sampling import RowSampling
+from domino_jax.method.sampling import CHUNK, RowSampling, largest
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from tests.helpers.decoding_models import (
     DRAFTERS,
@@ -42,7 +42,8 @@ def corrected_strongly(kind: str):
 
 
 def drafted(models, state, sampling, scale):
-    """Chains with 0, FEW and too many candidates; one with the base logits but FEW at -inf; the base logits."""
+    """Chains with 0, FEW and too many candidates; with FEW as accelerators draft it; with the base logits but FEW at
+    -inf; the base logits."""
 
     @jax.jit
     def chains(models, state):
@@ -54,7 +55,10 @@ def drafted(models, state, sampling, scale):
             return roll_out_head(models, state, z, base, sampling, settings).tokens
 
         masked = chain(jnp.where(base >= edge, base, -jnp.inf), 0)
-        return *(chain(base, count) for count in (0, FEW, VOCAB + 1)), masked, base
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rollout, "by_platform", lambda chain: chain(True))
+            ahead = chain(base, FEW)
+        return *(chain(base, count) for count in (0, FEW, VOCAB + 1)), ahead, masked, base
 
     return chains(models, state)
 
@@ -66,9 +70,9 @@ CASES += [("shifted, prefix 1", sampling, scale) for sampling, scale in ((WARM, 
 @pytest.mark.parametrize(("kind", "sampling", "scale"), CASES)
 def test_the_draft_is_the_best_of_the_candidates_and_with_all_tokens_the_whole_vocabularys(kind, sampling, scale):
     """Against the rollout over the whole vocabulary, and the same with all other base logits at -inf."""
-    whole, few, every, masked, base = drafted(corrected_strongly(kind), started(), sampling, scale)
+    whole, few, every, ahead, masked, base = drafted(corrected_strongly(kind), started(), sampling, scale)
     assert every.tolist() == whole.tolist()
-    assert few.tolist() == masked.tolist() != whole.tolist()
+    assert few.tolist() == ahead.tolist() == masked.tolist() != whole.tolist()
     likeliest = np.argsort(-np.asarray(base), axis=-1)[:, :, :FEW]
     assert (likeliest == np.asarray(few)[:, :, None]).any(-1).all()
 

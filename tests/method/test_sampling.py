@@ -129,6 +129,12 @@ def test_the_kept_tokens_are_those_of_a_plain_sort():
         assert (kept == [kept_tokens(row, params) for row in rows]).all(), params
 
 
+def test_a_pool_of_a_large_vocabulary_is_that_of_a_plain_sort():
+    rows, params = np.random.default_rng(4).integers(0, 300, (3, 2, 2000)).astype(np.float32), SamplingParams(1.0, 3)
+    edges = np.sort(rows, axis=-1)[..., -3:-2]
+    assert (np.isfinite(process_logits(rows, params)) == (rows >= edges)).all()
+
+
 def test_greedy_takes_the_lowest_id_among_ties_row_by_row():
     logits = jnp.array([[[0.0, 2.0, 2.0, 1.0]], [[0.0, 0.0, 0.0, 0.0]], [[-1.0, -2.0, -3.0, 5.0]]])
     tokens = choose(logits, request_keys(0, jnp.arange(3)), jnp.zeros((3, 1), jnp.int32), SamplingParams())

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from domino_jax.models.attention import attend, causal_mask
-from domino_jax.models.cache import append, block_mask, init_cache, take_by_gather, take_by_product
+from domino_jax.models.cache import (
+    append,
+    block_mask,
+    init_cache,
+    take_by_gather,
+    take_by_product,
+    write_window,
+    write_windows,
+)
 from domino_jax.models.layers import Linear, RMSNorm, rotary_angles, rotate
 from tests.helpers.models import random_tokens, tiny_target
 
@@ -99,6 +107,15 @@ def test_a_block_that_would_run_past_the_end_is_dropped_and_never_shifted_onto_c
     k = jnp.array([7.0, 8.0]).reshape(1, 1, 2, 1).repeat(2, axis=0)
     keys, _ = append(cache, k, k, jnp.array([[2, 3], [1, 2]]))
     assert keys[:, 0, :, 0].tolist() == [[5, 5, 5], [5, 7, 8]]
+
+
+@pytest.mark.parametrize("start", [0, 3, 4, 5])
+def test_one_row_written_as_for_gpus_is_the_row_written_as_elsewhere(start):
+    old, new = jax.random.normal(jax.random.key(0), (2, 1, 3, 6, 4))
+    block, starts = new[:, :, :2], jnp.array([[start]])
+    written = write_window(old, block, starts)
+    assert (written == write_windows(old, block, starts)).all()
+    assert bool((written == old).all()) == (start > 4)
 
 
 @functools.lru_cache
