@@ -16,8 +16,8 @@ class Kind:
     specforge_class: the class for SpecForge's training, if it is not that of `to_dict`.
     sglang, vllm: the servers' names for the method, "" where they do not have it.
     sglang_flags: those without which SGLang drafts otherwise than the drafter was trained.
-    has_backbone: it drafts blocks with a backbone, and so trees as well as chains. Without one it drafts chains, and has
-        a draft vocabulary that is counted in the training rows.
+    has_backbone: it drafts blocks with a backbone, and so trees as well as chains. Without one it drafts chains, and
+        has a draft vocabulary that is counted in the training rows.
     has_head: a head (head.py) corrects the backbone's logits.
     has_confidence: the head also estimates each draft's chance.
     reads_embeddings: the head reads the target's embeddings of tokens, else their ids.

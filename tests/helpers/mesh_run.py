@@ -39,13 +39,8 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
 
 @functools.lru_cache
 def models(head: str, **choices):
-<<<<<<< HEAD
     if head == "eagle3":
-        pair = random_models(head=head)
-=======
-    if head in ROW_SETS:
         pair = random_models(head=head, **choices)
->>>>>>> w-moe
         target = Model(pair.target.config, pair.target, pair.target_params)
         return target, Model(pair.drafter.config, pair.drafter, pair.drafter_params)
     target = tiny_target(tied=False)
