@@ -8,7 +8,7 @@ training and decoded every 5,000 steps; the drafter with the best τ is kept.
 Qwen's FP8 folder, which is another target, has the same recipe: --config.target.path=Qwen/Qwen3-30B-A3B-FP8. The Coder
 of this size too: Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
-To expect: PARAMS M weights in five dense layers. A step of the target reads 3.3 of its 30 billion weights, and a round
+To expect: 353.2 M weights in five dense layers. A step of the target reads 3.3 of its 30.5 billion weights, and a round
 many more. Whether that pays on a device can be seen before the training:
 
     python -m domino_jax.decode --config=configs/qwen3_30b_a3b.py --dry_run --topology=h200

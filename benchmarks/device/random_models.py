@@ -18,7 +18,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import loading, random_weights
-from domino_jax.weights.target import read_target_config
+from domino_jax.weights.target import read_target_config, target_shapes
 
 ASSETS = pathlib.Path(__file__).resolve().parents[2] / "assets"
 # For tests: every part is there, and its programs compile in a moment.
@@ -59,15 +59,10 @@ def drafter_config(
     )
 
 
-def target_shapes(target: Qwen3) -> dict:
-    """The parameters of a target as shapes."""
-    return jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-
-
 def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int]) -> Models:
     """Random target and drafter on this process' first device."""
     target = Qwen3(target_config(size), np.dtype(dtype))
-    params = random_weights.random_params(target_shapes(target), dtype)
+    params = random_weights.random_params(target_shapes(target.config, dtype), dtype)
     loaded = loading.LoadedTarget(size, target, params, None, ())
     return random_weights.random_drafter(loaded, drafter_config(target.config, layers, head=head))
 

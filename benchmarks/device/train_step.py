@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.device.random_models import drafter_config, target_config, target_shapes
+from benchmarks.device.random_models import drafter_config, target_config
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import LossSettings, Objective
@@ -35,6 +35,7 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training import estimates
 from domino_jax.weights import loading
 from domino_jax.weights.random_weights import random_params
+from domino_jax.weights.target import target_shapes
 
 PARTS = ("whole", "without_target")
 LAMBDA = 0.5
@@ -88,7 +89,7 @@ def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespac
     """({part: [seconds]}, {part: FLOPs of a step}, the last loss); the parts have a state each."""
     optimizer, settings = make_optimizer("adamw"), LossSettings(slice_blocks=choices.loss_slice)
     heads, key = target.config.num_key_value_heads, jax.random.key(0)
-    params = random_params(target_shapes(target), choices.dtype, sharding.placement(mesh, heads))
+    params = random_params(target_shapes(target.config, choices.dtype), choices.dtype, sharding.placement(mesh, heads))
     start = functools.partial(init_state, drafter, optimizer)
     places = sharding.param_shardings(mesh, jax.eval_shape(start, key), heads)
     batch = sharding.global_batch(mesh, random_batch(target.config, choices.rows, choices.length))

@@ -58,9 +58,10 @@ def count_split(tree) -> int:
 
 def run(data: int, tensor: int, tied: bool = False, int8: bool = False, sparse: bool = False) -> dict:
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
+    # Outside of the mesh: they are made once for meshes of different devices.
+    models = random_models(tied=tied, sparse=sparse)
+    models = in_eight_bits(in_eight_bits(models, "target"), "drafter") if int8 else models
     with jax.set_mesh(mesh):
-        models = random_models(tied=tied, sparse=sparse)
-        models = in_eight_bits(in_eight_bits(models, "target"), "drafter") if int8 else models
         models = laid_out(models, mesh)
         choices = {"batch_size": 8, "sampling": SamplingParams(1.0)}
         few = make_generator(models, head_candidates=CANDIDATES, tree=TREE, **choices)
