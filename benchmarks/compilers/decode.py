@@ -3,12 +3,12 @@
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode [--what=chains,heads,trees,contexts] [--only=8b]
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode --small     # a test of the command, on a CPU
 
-chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and round with few
-candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and 6 passes.
-vocabulary: a round that drafts among few tokens. eight_bits: step and round of targets and of drafters in eight bits.
-noise: a round whose drafts share the target's noise. trees: proposal, verify and commit of 16 to 128 nodes, and a
-round. contexts: step and round over caches of 512 to 32,768 slots for 1 to 32 requests, and rounds of one request with
-a draft window. From shapes alone (programs.py).
+chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round, and the loop of rounds; head
+and round with few candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and
+6 passes. vocabulary: a round that drafts among few tokens. eight_bits: step and round of targets and of drafters in
+eight bits. noise: a round whose drafts share the target's noise. trees: proposal, verify and commit of 16 to 128
+nodes, and a round. contexts: step and round over caches of 512 to 32,768 slots for 1 to 32 requests, and rounds of
+one request with a draft window. From shapes alone (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
 again. It then writes one table for each of these into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
@@ -80,7 +80,7 @@ WORKS = {
             *(("0.6b", "v5p", 1), ("8b", "v6e", 1), ("8b", "v5e", 8), ("4b", "h200", 1), ("4b", "v5p", 1)),
             *(("4b", "v6e", 1), ("4b", "v5p", 4), ("4b", "v5p", 8)),
         ),
-        7 + len(programs.CANDIDATES),
+        8 + len(programs.CANDIDATES),
         programs.chains,
         chip_bytes,
         PLACE
@@ -205,7 +205,10 @@ def launches(label: str) -> dict[str, int] | None:
     files = list(pathlib.Path(folder).glob(f"*jit_{label}.thunk_sequence_after_thunk_passes.txt")) if folder else []
     if not files:
         return None
-    body = "\n".join(f"  {line}" for line in files[0].read_text().splitlines())
+    text = files[0].read_text()
+    if label.startswith("loop"):
+        return program_text.launches(text, trips=1)
+    body = "\n".join(f"  {line}" for line in text.splitlines())
     trips = programs.BLOCK if "tree" in label else programs.BLOCK - 1
     return program_text.launches(f"000: kWhile [source]\n{body}", trips=trips)
 
@@ -239,7 +242,7 @@ def compile_apart(what: str, entry: Entry, folder: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as dump:
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         if entry[1] == "h200":
-            dumping = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=jit_(head|tree|commit64|round)"
+            dumping = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=jit_(head|tree|commit64|round|loop)"
             environment |= {DUMP: dump, "XLA_FLAGS": dumping}
         command = ["nice", "-n", "10", sys.executable, "-m", "benchmarks.compilers.decode", f"--folder={folder}"]
         label = name_of(what, entry)

@@ -18,7 +18,7 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices, rows_together
 from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.heads.xpress import XpressConfig
-from domino_jax.method.loop import DecodeState, Prompts, prefill
+from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, roll_out_head
 from domino_jax.method.rounds import autoregressive_round, commit, speculative_round
@@ -159,7 +159,8 @@ def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
     """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse.
 
     head and round correct the whole vocabulary; a number after their name is that of the candidates. They are called as
-    their programs are: the compilers' files are found by it.
+    their programs are: the compilers' files are found by it. loop64 is the loop of rounds that decoding runs: it shows
+    what a compiler copies before the loop.
     """
     state, plain = state_on(mesh, models), Models(models.target, models.target_params)
     bare = state.replace(draft_cache=())
@@ -184,6 +185,12 @@ def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
         out = verify(models, cache, tokens, lengths, tap_layers=taps)
         return jnp.argmax(out.logits, -1), out.features, out.cache
 
+    def loop64(models, state, stop, *limits):
+        def round_(models, state, stop):
+            return speculative_round(models, state, stop, GREEDY, drafting(CANDIDATES[0]))
+
+        return run_rounds(round_, models, state, stop, *limits)
+
     def round_of(candidates):
         def whole_round(models, state, stop):
             return speculative_round(models, state, stop, GREEDY, drafting(candidates, passes))
@@ -196,6 +203,7 @@ def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
         "step": (step, (plain, bare, stop)),
         f"round{CANDIDATES[0]}": (round_of(CANDIDATES[0]), (models, state, stop)),
         **{f"head{count}": (head(count), (models, (z, base), narrow)) for count in CANDIDATES},
+        f"loop{CANDIDATES[0]}": (loop64, (models, state, stop, *3 * [array(mesh)])),
         "head": (head(0), (models, (z, base), narrow)),
         "round": (round_of(0), (models, state, stop)),
         **{f"verify{width}": (check, (models, state.target_cache, rows[width], state.lengths)) for width in rows},

@@ -5,12 +5,15 @@ compared with it. Models have random weights, made on the device.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas.ops.gpu.decode_attention import mqa
 
 from benchmarks.compilers.programs import CANDIDATES, WINDOW
 from benchmarks.device import decode_latency, train_step
@@ -19,9 +22,13 @@ from benchmarks.device.random_models import decoding_models, state_of, target_co
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
+from domino_jax.method.drafter import rows_together
 from domino_jax.method.settings import DraftSettings
-from domino_jax.models.attention import attend, attend_cache
+from domino_jax.models import gpu_attention
+from domino_jax.models.attention import KERNELS, attend
 from domino_jax.models.cache import block_mask
+from domino_jax.models.long_attention import attend_long
+from domino_jax.models.shapes import MASKED
 from domino_jax.training import estimates
 from domino_jax.weights.draft_vocab import with_draft_vocab
 
@@ -190,9 +197,13 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     target, slots = models.target.config, scale.contexts[-1]
     tokens = np.arange(min(scale.vocabulary, target.vocab_size))
-    shared = (models.drafter.config, models.drafter_params, target, models.target_params, tokens, None)
+    head = models.drafter_params["head"]
+    if "rows" in head["up"]:  # as accelerators store it; the columns of a vocabulary are taken before that
+        head = {**head, "up": {"kernel": head["up"]["rows"].T}}
+    params = {**models.drafter_params, "head": head}
+    shared = (models.drafter.config, params, target, models.target_params, tokens, None)
     config, params = with_draft_vocab(*shared)
-    few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=params)
+    few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=rows_together(params))
     drafting = DraftSettings(head_candidates=min(CANDIDATES[0], len(tokens)))
     config = dataclasses.replace(models.drafter.config, draft_window=scale.window)
     windowed = models.replace(drafter=models.drafter.clone(config=config))
@@ -218,33 +229,71 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
 
 
 def attention(size: str, scale: Scale) -> dict[str, Any]:
-    """Attention of a verifying pass in one layer over the longest caches: as einsums, and by the device's kernel."""
-    config, slots = target_config(size), scale.contexts[-1]
-    shapes = [(1, config.num_attention_heads, CHAIN, config.head_dim)]
-    shapes += [(1, config.num_key_value_heads, slots, config.head_dim)] * 2
-    q, k, v = (jax.random.normal(jax.random.key(seed), shape, scale.dtype) for seed, shape in enumerate(shapes))
-    # Half of the caches is hidden where results are compared, or a kernel that ignores the mask would hardly differ.
-    chain = jnp.tril(jnp.ones((CHAIN, CHAIN), bool))
-    mask, half = (block_mask(jnp.array([text]), chain, slots) for text in (slots - CHAIN, slots // 2))
+    """Attention of a verifying pass in one layer, by the slots of the caches, in every form that the device has.
+
+    Results are compared with those of the einsums, over half of the slots: a kernel that ignores the mask would hardly
+    differ over all of them.
+    """
+    forms = {"einsums": attend}
+    kernel = {"tpu": KERNELS["tpu"], "gpu": KERNELS["cuda"]}.get(jax.default_backend())
+    if kernel:
+        forms["kernel"] = functools.partial(attend_long, kernel.kernel_call)
+    if jax.default_backend() == "gpu":
+        forms |= {"kernel, one tile of rows": attend_by_one_tile, "jax's decode attention": attend_by_jax}
+    config, chain = target_config(size), jnp.tril(jnp.ones((CHAIN, CHAIN), bool))
     copy, copied = copy_stopwatch(scale.copy_megabytes)
-    stopwatches, results = {"copy": copy}, []
-    for name, form in (("einsums", attend), ("kernel", attend_cache)):
-        results.append(jax.jit(form)(q, k, v, mask=half).astype(jnp.float32))
+    stopwatches, notes, read = {"copy": copy}, {}, {}
+    for slots in scale.contexts[1:]:
+        shapes = [(1, config.num_attention_heads, CHAIN, config.head_dim)]
+        shapes += [(1, config.num_key_value_heads, slots, config.head_dim)] * 2
+        q, k, v = (jax.random.normal(jax.random.key(seed), shape, scale.dtype) for seed, shape in enumerate(shapes))
+        mask, half = (block_mask(jnp.array([text]), chain, slots) for text in (slots - CHAIN, slots // 2))
+        plain = attend(q, k, v, half).astype(jnp.float32)
+        for name, form in forms.items():
+            label, result = f"{name}, {slots:,} slots", jax.jit(form)(q, k, v, half).astype(jnp.float32)
+            notes[label] = f"{float(jnp.linalg.norm(result - plain) / jnp.linalg.norm(plain)):.1e} apart"
+            read[label] = k.nbytes + v.nbytes
 
-        def turns(q, k, v, count, form=form):
-            return jax.lax.fori_loop(0, count, lambda _, q: form(q, k, v, mask=mask).astype(q.dtype), q)
+            def turns(q, k, v, mask, count, form=form):
+                return jax.lax.fori_loop(0, count, lambda _, q: form(q, k, v, mask).astype(q.dtype), q)
 
-        stopwatches[name] = stopwatch(jax.jit(turns), q, k, v)
+            stopwatches[label] = stopwatch(jax.jit(turns), q, k, v, mask)
     seconds = decode_latency.median_seconds(stopwatches, scale.repeats)
-    bandwidth, read = rate(copied, seconds.pop("copy")), k.nbytes + v.nbytes
-    error = float(jnp.linalg.norm(results[1] - results[0]) / jnp.linalg.norm(results[0]))
-    parts = {name: timed(spent, read, bandwidth) for name, spent in seconds.items()}
-    parts["kernel"]["note"] = f"{error:.1e} apart"
+    bandwidth = rate(copied, seconds.pop("copy"))
+    parts = {name: {**timed(spent, read[name], bandwidth), "note": notes[name]} for name, spent in seconds.items()}
     return {
         "copy_bytes_per_second": bandwidth,
         "parts": parts,
         "peak_bytes": peak_bytes(),
     }
+
+
+def attend_by_one_tile(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """The kernel with all rows of a head in one tile, whose size is a power of two."""
+    with mock.patch.object(gpu_attention, "row_tiles", lambda rows: [(0, gpu_attention.MOST_ROWS)]):
+        return attend_long(gpu_attention.kernel_call, q, k, v, mask)
+
+
+def attend_by_jax(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, **choices: Any) -> jax.Array:
+    """`attend` of one request's chain by a kernel that comes with jax, which knows lengths and no masks.
+
+    It reads the committed slots; the chain's own rows are joined to them by einsums.
+    """
+    heads, slots, width = k.shape[1:]
+    drafts, rows = mask.shape[1], q.reshape(heads, -1, q.shape[3])
+    committed = mask[0].all(axis=0).sum() - 1  # all rows read these, and the slot of the anchor
+    shape = {"sm_scale": width**-0.5, "block_h": 64, "block_k": 64, "k_splits": min(32, slots // 512 or 1)}
+    lengths = jnp.broadcast_to(committed, heads)
+    out, (total, top) = mqa(rows, k[0], v[0], kv_seq_len=lengths, return_residuals=True, **shape | choices)
+    near = [jax.lax.dynamic_slice_in_dim(x[0], committed, drafts, axis=1) for x in (k, v)]
+    scores = jnp.einsum("kqh,kth->kqt", rows, near[0], preferred_element_type=jnp.float32) * width**-0.5
+    chain = jnp.tile(jnp.tril(jnp.ones((drafts, drafts), bool)), (rows.shape[1] // drafts, 1))
+    scores = jnp.where(chain, scores, MASKED)
+    new_top = jnp.maximum(top, scores.max(-1))
+    weights, before = jnp.exp(scores - new_top[..., None]), total * jnp.exp(top - new_top)
+    own = jnp.einsum("kqt,kth->kqh", weights.astype(q.dtype), near[1], preferred_element_type=jnp.float32)
+    joined = (own + out * before[..., None]) / (weights.sum(-1) + before)[..., None]
+    return joined.astype(q.dtype).reshape(q.shape)
 
 
 # ------------------------------------------------------------------------------------------------------- training

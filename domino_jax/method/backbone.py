@@ -11,8 +11,8 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.conv import ConvolvedLayer
 from domino_jax.models import slices
 from domino_jax.models.cache import LayerCache
-from domino_jax.models.decoder_layer import DECODED_ROWS, Attention, DecoderLayer
-from domino_jax.models.layers import Linear, RMSNorm, apart_on_gpus, rotary_angles
+from domino_jax.models.decoder_layer import Attention, DecoderLayer
+from domino_jax.models.layers import DECODED_ROWS, Linear, RMSNorm, apart_on_gpus, rotary_angles
 from domino_jax.models.shapes import MASKED, Features, Hidden, Logits, Positions
 from domino_jax.models.sharding import constrain
 

@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.models.decoder_config import DecoderConfig
-from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotate
+from domino_jax.models.layers import DECODED_ROWS, Linear, RMSNorm, SwiGLU, rotate
 from domino_jax.models.moe import ExpertConfig, SparseFeedForward
 from domino_jax.models.sharding import constrain
 
-DECODED_ROWS = 256  # rows of a pass that are few enough to come from decoding, where moving weights is all the cost
 Angles = tuple[jax.Array, jax.Array]
 # (q [B,N,T,H], k [B,K,T,H], v [B,K,T,H]) → (attended [B,N,T,H], whatever the caller wants back)
 Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]

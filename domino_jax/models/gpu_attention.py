@@ -11,14 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from domino_jax.models.long_attention import (
-    heads_per_chip,
-    product,
-    rows_of,
-    scores_per_chip,
-    supported,
-    visible,
-)
+from domino_jax.models.long_attention import heads_per_chip, product, rows_of, scores_per_chip, supported, visible
 from domino_jax.models.shapes import MASKED
 
 # Up to this many scores, 25 MB in float32, stay in the second-level cache of an H100 or H200 in programs without the
@@ -29,9 +22,9 @@ FEW_SCORES = 25 * 2**18
 PROGRAMS, FEWEST_PROGRAMS = 256, 64
 # Slots of a program, at least, where several share a head: its result then has at most a quarter of the bytes of its
 # keys and values.
-FEWEST_SLOTS = 1_024
+FEWEST_SLOTS = 512
 STEP = 64  # slots that a program processes at a time
-FEWEST_ROWS, MOST_ROWS = 16, 128  # of a program; a power of two
+FEWEST_ROWS, MOST_ROWS = 16, 128  # of a tile, and of a head; powers of two
 WIDTHS = (64, 128)  # of a head
 
 
@@ -55,67 +48,112 @@ def multiplies_bfloat16(device: jax.Device) -> bool:
 
 
 def part_count(heads: int, slots: int) -> int:
-    """Programs that share the slots of a head: the fewest that make PROGRAMS in all, as far as FEWEST_SLOTS allows.
+    """Programs that share the slots of a head: a power of two, at most PROGRAMS in all and FEWEST_SLOTS for each.
 
     Args:
-        heads: of all requests.  slots: a multiple of STEP; every program takes equally many steps.
+        heads: of all requests.
     """
-    most = max(slots // FEWEST_SLOTS, 1)
-    counts = [count for count in range(1, most + 1) if slots // STEP % count == 0]
-    return next((count for count in counts if count * heads >= PROGRAMS), counts[-1])
+    most = max(1, min(PROGRAMS // heads, slots // FEWEST_SLOTS))
+    return 1 << most.bit_length() - 1
+
+
+def row_tiles(rows: int) -> list[tuple[int, int]]:
+    """(first row, size) of the tiles of a head's rows: powers of two, as the kernel needs them, that exceed few rows.
+
+    >>> 68 rows  →  (0, 64), (64, 16)        9  →  (0, 16)
+    """
+    largest = max(FEWEST_ROWS, 1 << rows.bit_length() - 1)
+    rest = rows - largest
+    return [(0, largest)] + ([(largest, max(FEWEST_ROWS, 1 << (rest - 1).bit_length()))] if rest > 0 else [])
 
 
 def kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, length: int, interpret: bool) -> jax.Array:
-    """A long_attention.KernelCall. The programs of a head run at the same time; their results are combined here.
+    """A long_attention.KernelCall. The programs of a head run at the same time; a second kernel joins their results.
 
-    A part whose slots are all hidden from a row has the maximum MASKED there, so it fades to nothing.
+    Slots after the last one that a row of the request reads are not loaded; the programs share the others evenly.
     """
-    batch, heads, unpadded, width = q.shape
-    rows = max(FEWEST_ROWS, 1 << (unpadded - 1).bit_length())
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - unpadded), (0, 0)))
+    batch, heads, rows, width = q.shape
     slots, count = k.shape[2], words.shape[1]
-    parts = part_count(batch * heads, slots)
-    part_of_slots = pl.BlockSpec((None, None, slots // parts, width), lambda b, h, p: (b, h, p, 0))
+    parts, tiles = part_count(batch * heads, slots), row_tiles(rows)
+    padded = sum(size for _, size in tiles)  # blocks reach beyond the arrays there, and no program touches that
+    steps = jnp.where((words != 0).any(axis=1), jnp.arange(slots) // STEP + 1, 0).max(axis=1, keepdims=True)
+    of_head = pl.BlockSpec((None, None, slots, width), lambda b, h, p: (b, h, 0, 0))
+    shapes = [(batch, heads, parts, rows, width), *2 * [(batch, heads, parts, rows)]]
     sums, tops, totals = pl.pallas_call(
-        functools.partial(_kernel, length=length, scale=width**-0.5),
+        functools.partial(_kernel, length=length, rows=rows, tiles=tiles),
         grid=(batch, heads, parts),
         in_specs=[
-            pl.BlockSpec((None, None, rows, width), lambda b, h, p: (b, h, 0, 0)),
-            part_of_slots,
-            part_of_slots,
-            pl.BlockSpec((None, count, slots // parts), lambda b, h, p: (b, 0, p)),
+            pl.BlockSpec((None, None, padded, width), lambda b, h, p: (b, h, 0, 0)),
+            of_head,
+            of_head,
+            pl.BlockSpec((None, count, slots), lambda b, h, p: (b, 0, 0)),
+            pl.BlockSpec((None, 1), lambda b, h, p: (b, 0)),
         ],
         out_specs=[
-            pl.BlockSpec((None, None, None, rows, width), lambda b, h, p: (b, h, p, 0, 0)),
-            *2 * [pl.BlockSpec((None, None, None, rows), lambda b, h, p: (b, h, p, 0))],
+            pl.BlockSpec((None, None, None, padded, width), lambda b, h, p: (b, h, p, 0, 0)),
+            *2 * [pl.BlockSpec((None, None, None, padded), lambda b, h, p: (b, h, p, 0))],
         ],
-        out_shape=[
-            jax.ShapeDtypeStruct((batch, heads, parts, rows, width), jnp.float32),
-            *2 * [jax.ShapeDtypeStruct((batch, heads, parts, rows), jnp.float32)],
-        ],
-        compiler_params=triton.CompilerParams(num_warps=8 if rows == MOST_ROWS else 4, num_stages=2),
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
+        compiler_params=triton.CompilerParams(num_warps=8 if tiles[0][1] == MOST_ROWS else 4, num_stages=2),
         interpret=interpret,
-    )(q, k, v, words)
-    fade = jnp.exp(tops - tops.max(axis=2, keepdims=True))
-    out = (sums * fade[..., None]).sum(axis=2) / (totals * fade).sum(axis=2)[..., None]
-    return out[:, :, :unpadded].astype(q.dtype)
+    )(q, k, v, words, steps)
+    of_row = pl.BlockSpec((None, None, parts, None), lambda b, h, r: (b, h, 0, r))
+    return pl.pallas_call(
+        _join,
+        grid=(batch, heads, rows),
+        in_specs=[pl.BlockSpec((None, None, parts, None, width), lambda b, h, r: (b, h, 0, r, 0)), of_row, of_row],
+        out_specs=pl.BlockSpec((None, None, None, width), lambda b, h, r: (b, h, r, 0)),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        compiler_params=triton.CompilerParams(num_warps=4),
+        interpret=interpret,
+    )(sums, tops, totals)
 
 
-def _kernel(q_ref, k_ref, v_ref, words_ref, sums_ref, tops_ref, totals_ref, *, length: int, scale: float):
-    """A part of the slots of one head of one request: weighted sums of values, row maxima, sums of weights."""
-    q = q_ref[...]
-    rows, width = q.shape
+def _kernel(
+    q_ref, k_ref, v_ref, words_ref, steps_ref, sums_ref, tops_ref, totals_ref, *, length: int, rows: int, tiles
+):
+    """A share of the slots of one head of one request: weighted sums of values, row maxima, sums of weights."""
+    part, parts, width = pl.program_id(2), pl.num_programs(2), q_ref.shape[1]
+
+    def place(tile):
+        """The tile's rows, and which of them there are."""
+        first, size = tile
+        return pl.ds(first, size), first + jnp.arange(size) < rows
+
+    def load(tile):
+        here, there = place(tile)
+        return triton.load(q_ref.at[here, :], mask=jnp.broadcast_to(there[:, None], (tile[1], width)), other=0)
+
+    queries = [load(tile) for tile in tiles]
 
     def step(index, carry):
-        top_before, total, sums = carry
         here = pl.ds(index * STEP, STEP)
-        scores = product(q, k_ref[here, :], 1) * scale
+        keys, values = k_ref[here, :], v_ref[here, :]
         words = [words_ref[word, here][None] for word in range(words_ref.shape[0])]
-        scores = jnp.where(visible(words, rows, length), scores, MASKED)
-        top = jnp.maximum(top_before, scores.max(axis=1))
-        weights, fade = jnp.exp(scores - top[:, None]), jnp.exp(top_before - top)
-        sums = sums * fade[:, None] + product(weights.astype(v_ref.dtype), v_ref[here, :], 0)
-        return top, total * fade + weights.sum(axis=1), sums
+        after = []
+        for (first, size), q, (top_before, total, sums) in zip(tiles, queries, carry, strict=True):
+            scores = product(q, keys, 1) * width**-0.5
+            scores = jnp.where(visible(words, size, length, first), scores, MASKED)
+            top = jnp.maximum(top_before, scores.max(axis=1))
+            weights, fade = jnp.exp(scores - top[:, None]), jnp.exp(top_before - top)
+            sums = sums * fade[:, None] + product(weights.astype(values.dtype), values, 0)
+            after.append((top, total * fade + weights.sum(axis=1), sums))
+        return tuple(after)
 
-    start = jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows), jnp.zeros((rows, width))
-    tops_ref[...], totals_ref[...], sums_ref[...] = jax.lax.fori_loop(0, k_ref.shape[0] // STEP, step, start)
+    start = [(jnp.full(size, MASKED, jnp.float32), jnp.zeros(size), jnp.zeros((size, width))) for _, size in tiles]
+    steps = steps_ref[0]
+    results = jax.lax.fori_loop(part * steps // parts, (part + 1) * steps // parts, step, tuple(start))
+    for tile, (top, total, sums) in zip(tiles, results, strict=True):
+        here, there = place(tile)
+        triton.store(sums_ref.at[here, :], sums, mask=jnp.broadcast_to(there[:, None], sums.shape))
+        triton.store(tops_ref.at[here], top, mask=there)
+        triton.store(totals_ref.at[here], total, mask=there)
+
+
+def _join(sums_ref, tops_ref, totals_ref, out_ref):
+    """One row's results of all programs of its head. One that saw nothing for the row fades to nothing."""
+    tops = tops_ref[...]
+    top = tops.max(axis=0)
+    fade = jnp.exp(tops - top)
+    out = (sums_ref[...] * fade[:, None]).sum(axis=0) / (totals_ref[...] * fade).sum(axis=0)
+    out_ref[...] = jnp.where(top > MASKED, out, 0.0).astype(out_ref.dtype)

@@ -14,6 +14,7 @@ from domino_jax.models.shapes import Positions
 
 # Qwen3 configs carry initializer_range 0.02; so linears start as normal(0, 0.02) and norms as ones.
 INIT_STD = 0.02
+DECODED_ROWS = 256  # rows of a pass that are few enough to come from decoding, where moving weights is all the cost
 MATRIX_ROWS = 8  # of a TPU's smallest tile
 Matrix = jax.Array | Mapping[str, jax.Array]  # floating, or in eight bits (quantized.py)
 
@@ -124,7 +125,27 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(self.width, dtype=self.dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self._gate_up(x)
+        return self.down_proj(jax.nn.silu(gate) * up)
+
+    def _gate_up(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.is_initializing() or math.prod(x.shape[:-1]) > DECODED_ROWS or sharding.on_mesh():
+            return self.gate_proj(x), self.up_proj(x)
+        kernels = [module.variables["params"]["kernel"] for module in (self.gate_proj, self.up_proj)]
+        if any(map(quantized.is_quantized, kernels)):
+            return self.gate_proj(x), self.up_proj(x)
+        return jax.lax.platform_dependent(x.astype(self.dtype), *kernels, cuda=one_product, default=two_products)
+
+
+def two_products(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
+    """x [..., in] times each matrix [in, out]."""
+    return tuple(multiply(x, kernel) for kernel in kernels)
+
+
+def one_product(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
+    """The same as one kernel. The compiler for GPUs reads a joined matrix from its parts, and does not write it."""
+    kernel = jnp.concatenate([kernel.astype(x.dtype) for kernel in kernels], axis=1)
+    return tuple(jnp.split(multiply(x, kernel), len(kernels), axis=-1))
 
 
 def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:

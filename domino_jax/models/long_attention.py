@@ -50,7 +50,7 @@ def attend_long(
     """Attention of q bfloat16 [B, N, T, H] over k, v [B, K, S, H] → [B, N, T, H], as `attention.attend` defines it.
 
     Args:
-        kernel_call: computes the requests and heads of one device; a query that reads nothing may get any number.
+        kernel_call: computes the requests and heads of one device; a query that reads nothing returns zeros.
         mask: bool [1 or B, T, S].  interpret: run the kernel as ordinary JAX operations, on any device.
     """
     batch, length = q.shape[0], q.shape[2]
@@ -61,8 +61,7 @@ def attend_long(
         spec_of_words = PartitionSpec(LOGICAL["batch"])
         specs = (spec, spec, spec, spec_of_words)
         by_device = jax.shard_map(by_device, in_specs=specs, out_specs=spec, check_vma=False)
-    out = by_device(q.reshape(batch, k.shape[1], rows_of(q, k), q.shape[3]), k, v, words).reshape(q.shape)
-    return jnp.where(mask.any(-1)[:, None, :, None], out, jnp.zeros((), q.dtype))
+    return by_device(q.reshape(batch, k.shape[1], rows_of(q, k), q.shape[3]), k, v, words).reshape(q.shape)
 
 
 def mask_words(mask: Mask) -> jax.Array:
@@ -78,9 +77,9 @@ def mask_words(mask: Mask) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits.sum(axis=2, dtype=jnp.uint32), jnp.int32)
 
 
-def visible(words: list[jax.Array], rows: int, length: int) -> jax.Array:
-    """Words of a part, [1, C] each → bool [rows, C]: row r of a head is masked as token r % length."""
-    token = jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0) % length
+def visible(words: list[jax.Array], rows: int, length: int, first: int = 0) -> jax.Array:
+    """Words of a part, [1, C] each → bool [rows, C] of rows from `first` on: row r is masked as token r % length."""
+    token = (first + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)) % length
     word = words[0]
     for index, other in enumerate(words[1:], 1):
         word = jnp.where(token // BITS == index, other, word)

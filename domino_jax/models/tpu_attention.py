@@ -87,4 +87,5 @@ def _kernel(q_ref, k_ref, v_ref, words_ref, out_ref, top_ref, total_ref, sum_ref
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _():
-        out_ref[0, 0] = (sum_ref[...] / total_ref[:, :1]).astype(out_ref.dtype)
+        out = jnp.where(top_ref[:, :1] > MASKED, sum_ref[...] / total_ref[:, :1], 0.0)
+        out_ref[0, 0] = out.astype(out_ref.dtype)

@@ -34,11 +34,11 @@ def test_the_programs_of_an_entry_are_counted_named_as_the_compilers_files_and_c
     by_name = work.programs(mesh, models)
     assert len(by_name) == work.count
     for label, (function, arguments) in by_name.items():
-        if label.startswith(("head", "tree", "commit", "round")) and what != "contexts":
+        if label.startswith(("head", "tree", "commit", "round", "loop")) and what != "contexts":
             assert function.__name__ == label
         if label in ("head64", "tree64", "commit64"):
             jax.eval_shape(function, *arguments)
     with jax.set_mesh(mesh):
         bound = work.must(models)
     if what in ("chains", "trees"):  # whose tables state what a program must move
-        assert set(by_name) - set(bound) <= {"round_tree64"}
+        assert set(by_name) - set(bound) <= {"round_tree64", "loop64"}

@@ -2,12 +2,14 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from domino_jax.method.heads.domino import DominoHead
 from domino_jax.method.step import corrected
+from domino_jax.models.quantized import quantize, transposed
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 ANCHORS = [[3, 9]] * 2  # of two rows of 16 tokens
@@ -53,10 +55,21 @@ def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
     few = head.apply(params, codes, rows, method="residual_of")
     whole = head.apply(params, codes, method="residual")
     np.testing.assert_allclose(few, whole[:, tokens], atol=1e-5)
-    # As accelerators store the matrix.
-    by_rows = {"params": params["params"] | {"up": {"rows": params["params"]["up"]["kernel"].T}}}
-    assert (head.apply(by_rows, tokens, method="rows") == rows).all()
-    np.testing.assert_allclose(head.apply(by_rows, codes, method="residual"), whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_a_last_matrix_stored_by_rows_as_on_accelerators_is_the_same_matrix(eight_bits):
+    head, params = head_alone()
+    kernel, codes = params["params"]["up"]["kernel"], jnp.asarray(np.random.default_rng(1).standard_normal((2, 6)))
+    kernel = quantize(kernel, "int8") if eight_bits else kernel
+
+    def both(method: str, *arguments: jax.Array) -> list[jax.Array]:
+        stored = ({"kernel": kernel}, {"rows": transposed(kernel)})
+        return [head.apply({"params": params["params"] | {"up": up}}, *arguments, method=method) for up in stored]
+
+    by_column, by_row = both("rows", jnp.array([7, 0, 79, 7, 3]))
+    assert (by_column == by_row).all()
+    np.testing.assert_allclose(*both("residual", codes.astype(jnp.float32)), rtol=1e-5, atol=1e-6)
 
 
 CONVENTIONS = [(True, 0), (True, 1), (True, 2), (False, 0), (False, 1)]

@@ -17,7 +17,7 @@ from domino_jax.models.cache import (
     write_window,
     write_windows,
 )
-from domino_jax.models.layers import Linear, RMSNorm, rotary_angles, rotate
+from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, one_product, rotary_angles, rotate, two_products
 from tests.helpers.models import random_tokens, tiny_target
 
 
@@ -48,6 +48,17 @@ def test_rotation_angles_tell_256_from_257_for_bfloat16_heads():
     out = rotate(x, rotary_angles(jnp.array([[256, 257]]), 4, 1e6))
     np.testing.assert_allclose(out[0, 0, 1, 0], np.cos(257) - np.sin(257), atol=0.01)
     assert abs(float(out[0, 0, 0, 0]) - float(out[0, 0, 1, 0])) > 0.1
+
+
+def test_the_hidden_units_of_a_few_rows_are_one_product_on_a_gpu_and_equal():
+    layer, x = SwiGLU(6, 10, jnp.float32), jax.random.normal(jax.random.key(0), (1, 9, 6))
+    params = layer.init(jax.random.key(1), x)
+    matrices = [params["params"][name]["kernel"] for name in ("gate_proj", "up_proj")]
+    for one, two in zip(one_product(x, *matrices), two_products(x, *matrices), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+    gate, up = (x @ matrix for matrix in matrices)
+    expected = (jax.nn.silu(gate) * up) @ params["params"]["down_proj"]["kernel"]
+    np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("platform, rows", [("cpu", 1), ("tpu", 8), ("cuda", 8)])
