@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from domino_jax.method.candidates import pick_candidates
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.drafters import new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out
 from domino_jax.models.qwen3 import Qwen3
@@ -33,7 +33,7 @@ from tests.helpers.train_runs import GOLDEN, arguments, start, training_files
 from tests.processes.test_engines import ENVIRONMENT, PROMPTS, PYTHON
 
 PLUGIN = ROOT / "integrations" / "vllm"
-KINDS = DRAFTERS | {
+CONFIGS = DRAFTERS | {
     "shifted, prefix 0": {"shift_label": True, "pure_draft_prefix_len": 0},
     "unshifted, prefix 1": {"shift_label": False, "pure_draft_prefix_len": 1},
     "unshifted, prefix 2": {"shift_label": False, "pure_draft_prefix_len": 2},
@@ -77,9 +77,9 @@ def assert_same_drafts(models, folder, count, base, z, anchors):
 
 
 @pytest.mark.parametrize("count", [0, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_the_head_drafts_as_ours_token_by_token(kind, count, tmp_path):
-    models = random_models(5, **KINDS[kind])
+    models = random_models(5, **CONFIGS[kind])
     ours = models.drafter.config
     save_drafter(tmp_path, ours, models.drafter_params, "float32")
     config = read_head_config(hf_config(tmp_path))

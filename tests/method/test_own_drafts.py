@@ -11,13 +11,13 @@ from domino_jax.method import blocks
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import greedy_tokens
-from domino_jax.method.step import corrected, label_blocks, target_pass
+from domino_jax.method.step import correct_logits, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_drafter, tiny_target
 
 ROWS, LENGTH = 2, 16
 ANCHORS = jnp.array([[1, 4, 9], [0, 5, 12]])
 TOKENS = random_tokens((ROWS, LENGTH), seed=3)
-KINDS = {
+CONFIGS = {
     "domino": {"head": "domino"},
     "domino, unshifted": {"head": "domino", "shift_label": False},
     "markov rnn": {"head": "markov", "markov_head_type": "rnn"},
@@ -26,7 +26,7 @@ KINDS = {
 
 def pair(kind):
     target = tiny_target(tied=False)
-    return target, tiny_drafter(target.config, **KINDS[kind])
+    return target, tiny_drafter(target.config, **CONFIGS[kind])
 
 
 def models_of(target, drafter):
@@ -41,13 +41,13 @@ def plainly_drafted(models, z):
     tokens = [first]
     for slot in range(config.num_drafts - 1):
         rest = [first] * (config.num_drafts - len(tokens))  # not read by the slots up to this one
-        codes = models.block_codes(z, jnp.stack([*tokens, *rest], axis=-1))
-        final = corrected(models.drafter, models.drafter_params, base, codes)
+        codes = models.bound.codes(z, models.head_inputs(jnp.stack([*tokens, *rest], axis=-1)))
+        final = correct_logits(models.drafter, models.drafter_params, base, codes)
         tokens.append(jnp.argmax(final[:, :, config.first_slot + slot], axis=-1))
     return np.stack(tokens, axis=-1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_the_head_reads_the_drafts_of_the_plain_definition(kind):
     target, drafter = pair(kind)
     models = models_of(target, drafter)

@@ -28,14 +28,14 @@ PLAIN = DraftSettings(draft_sharpness=math.inf, num_drafts=3, tree=WHOLE)
 
 
 # With a head whose state is another, and which reads token ids.
-KINDS = DRAFTERS | {"Markov, rnn": {"head": "markov", "markov_head_type": "rnn"}}
+CONFIGS = DRAFTERS | {"Markov, rnn": {"head": "markov", "markov_head_type": "rnn"}}
 # With a pass for each draft.
-KINDS["xPress, shifted"] = {"head": "xpress", "shift_label": True, "xpress_num_passes": 4}
+CONFIGS["xPress, shifted"] = {"head": "xpress", "shift_label": True, "xpress_num_passes": 4}
 
 
 @functools.lru_cache
 def started():
-    """One state for all of KINDS: where labels stand and what is corrected changes no weight and no cache."""
+    """One state for all of CONFIGS: where labels stand and what is corrected changes no weight and no cache."""
     return make_generator(random_models(4), batch_size=2).start(PROMPTS, [0, 1])
 
 
@@ -50,7 +50,7 @@ def drafted(models, state, sampling=PEAKED, settings=PLAIN):
 
 @functools.lru_cache
 def drafted_by(kind: str):
-    return drafted(random_models(4, **KINDS[kind]), started())
+    return drafted(random_models(4, **CONFIGS[kind]), started())
 
 
 def check_it_is_the_chain(tree, chain):
@@ -60,7 +60,7 @@ def check_it_is_the_chain(tree, chain):
     assert (tree.ancestors == np.tril(np.ones((4, 4), bool))).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_one_lane_drafts_the_chain(kind):
     check_it_is_the_chain(*drafted_by(kind)[1:3])
 
@@ -85,9 +85,13 @@ def test_one_lane_drafts_the_chain_with_noise_and_without_a_head(use_head):
 def head_logits(models, z, base, anchor, paths):
     """Corrected logits float32 [P, M, V] at every depth of P paths int32 [P, M]; depth i has consumed i drafts."""
     consumed = jnp.concatenate([jnp.full((paths.shape[0], 1), anchor), paths[:, :-1]], axis=1)
-    slots = (consumed.T, models.head_hidden_half(z)[: len(base), None])
-    codes = jax.lax.scan(lambda h, slot: models.head_step(h, *slot), models.head_start(len(paths)), slots)[1]
-    change = models.residual(codes.swapaxes(0, 1))
+    slots = (consumed.T, models.head.z_terms(z)[: len(base), None])
+
+    def step(state, slot):
+        return models.head.step(state, models.head_inputs(slot[0]), slot[1])
+
+    codes = jax.lax.scan(step, models.head.initial_state(len(paths)), slots)[1]
+    change = models.head.residual(codes.swapaxes(0, 1))
     corrected = jnp.arange(len(base))[:, None] >= models.drafter.config.pure_draft_prefix_len
     return base + jnp.where(corrected, change, 0.0)
 
@@ -117,9 +121,9 @@ def paths_of(tree, row: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
-    models, state = random_models(4, **KINDS[kind]), started()
+    models, state = random_models(4, **CONFIGS[kind]), started()
     tree, _, _, z, base = drafted_by(kind)
     for row in range(2):
         expected = best_first(models, z[row], base[row], int(state.anchors[row]), NODES)
