@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from assets import tiny_tasks
 from assets.tiny_answers import (
-    CONFIGS,
+    KINDS,
     expected_answer,
     first_function,
     function_parameters,
@@ -131,9 +131,9 @@ def shipped_rows(
     """`count` rows, the same number of each kind, shuffled, no prompt and no pair of function and kind twice."""
     random_ = random.Random(seed)
     rows, seen = [], set()
-    for kind in CONFIGS:
+    for kind in KINDS:
         pool, made = random_.sample(functions, len(functions)), 0
-        while made < count // len(CONFIGS):
+        while made < count // len(KINDS):
             if kind == "arithmetic":
                 row = tiny_tasks.arithmetic_task(random_)
             elif pool:
@@ -164,7 +164,7 @@ def encode(tokenizer: Tokenizer, rows: list[dict]) -> dict[str, np.ndarray]:
         "ids": np.concatenate([np.array(prompts[i] + answers[i], np.uint16) for i in kept]),
         "length": np.array([len(prompts[i]) + len(answers[i]) for i in kept]),
         "prompt": np.array([len(prompts[i]) for i in kept]),
-        "kind": np.array([CONFIGS.index(rows[i]["kind"]) for i in kept]),
+        "kind": np.array([KINDS.index(rows[i]["kind"]) for i in kept]),
     }
 
 

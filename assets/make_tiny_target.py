@@ -21,7 +21,7 @@ import optax
 from transformers import PreTrainedTokenizerFast
 
 from assets.target_folder import save_target
-from assets.tiny_answers import CONFIGS
+from assets.tiny_answers import KINDS
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 
 # Conversations are padded to the next of these lengths. Measured on 2 cores, 24 layers x 128 wide: rows of 144 run at
@@ -166,7 +166,7 @@ def held_out(evaluate, params, data: dict, tokens: int) -> str:
             ids, weights = (np.pad(a, ((0, rows - len(some)), (0, 0))) for a in (ids, weights))
             part, n, good = jax.device_get(evaluate(params, ids, weights))
             total, count, right[some] = total + float(part), count + int(n), good[: len(some)]
-    by_kind = " ".join(f"{kind} {right[data['kind'] == i].mean():.0%}" for i, kind in enumerate(CONFIGS))
+    by_kind = " ".join(f"{kind} {right[data['kind'] == i].mean():.0%}" for i, kind in enumerate(KINDS))
     return f"held out: answer loss {total / count:.4f}, all tokens right {right.mean():.1%} ({by_kind})"
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from assets.references import Reference
-from assets.tiny_answers import CONFIGS, reference
+from assets.tiny_answers import KINDS, reference
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
@@ -47,7 +47,7 @@ def main() -> None:
         if not right[row["kind"]][-1] and args.show > 0:
             args.show -= 1
             print(f"--- {row['id']} {row['kind']}\n{row['messages'][0]['content']}\n>>>\n{answer}")
-    for kind in CONFIGS:
+    for kind in KINDS:
         print(f"{kind:12s} {np.mean(right[kind]):6.1%} of {len(right[kind])}")
     everything = [value for values in right.values() for value in values]
     distinct = len(set(answers)) / len(answers)

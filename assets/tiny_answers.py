@@ -12,7 +12,7 @@ import re
 from assets.references import fenced_block
 
 COMPARISONS = {"parameters": "json", "arithmetic": "equations"}  # code is compared by lines
-CONFIGS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")
+KINDS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")
 
 
 def prompt_code(row: dict) -> str:
@@ -128,7 +128,7 @@ def expected_answer(row: dict) -> str:
         "method": lambda: method(code, check["class_name"]),
     }
     if kind not in made:
-        raise ValueError(f"unknown task kind {kind!r}; known: {', '.join(CONFIGS)}")
+        raise ValueError(f"unknown task kind {kind!r}; known: {', '.join(KINDS)}")
     return fenced(made[kind]())
 
 

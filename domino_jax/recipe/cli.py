@@ -53,7 +53,7 @@ OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a valu
 NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own
 LONGEST_LINE = 1_000  # characters of an error message
 # Arguments of add_argument for flags that are no text.
-CONFIGS = {
+KINDS = {
     **{
         name: {"type": lambda text: tuple(map(str.strip, text.split(",")))}
         for name in ("allow_config_change", "drafters")
@@ -169,7 +169,7 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
         allow_abbrev=False,
     )
     for name in names:
-        parser.add_argument(f"--{name}", help=HELP[name], **CONFIGS.get(name, {}))
+        parser.add_argument(f"--{name}", help=HELP[name], **KINDS.get(name, {}))
     stated, rest = parser.parse_known_args(argv[1:])
     stated = vars(stated)
     for argument in rest:

@@ -6,7 +6,7 @@ from domino_jax.runtime.errors import DataError
 
 HEAD_BYTES = 256
 # (pattern of the first bytes, what the file is, how to get the right one)
-CONFIGS = (
+KINDS = (
     (
         rb"version https://git-lfs",
         "a pointer of Git LFS; the file itself was not downloaded",
@@ -36,6 +36,6 @@ def refuse_other_kind(name: str, head: bytes, rows: bool = False) -> None:
     Raises:
         DataError: what the file is, and how to get the right one.
     """
-    for pattern, kind, remedy in (*CONFIGS, *(ROW_KINDS if rows else ())):
+    for pattern, kind, remedy in (*KINDS, *(ROW_KINDS if rows else ())):
         if re.match(pattern, head.removeprefix(b"\xef\xbb\xbf"), re.IGNORECASE | re.DOTALL):
             raise DataError(f"{name} is {kind}.\n{remedy}")

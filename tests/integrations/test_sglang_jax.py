@@ -27,7 +27,7 @@ from tests.helpers.models import load_golden, reference_accept_lengths
 from tests.helpers.paths import GOLDEN, ROOT
 
 PYTHON = os.environ.get("SGLANG_JAX_PYTHON", sys.executable)
-CONFIGS = DRAFTERS | {
+KINDS = DRAFTERS | {
     "shifted, prefix 0": {"shift_label": True, "pure_draft_prefix_len": 0},
     "unshifted, prefix 1": {"shift_label": False, "pure_draft_prefix_len": 1},
     "unshifted, prefix 2": {"shift_label": False, "pure_draft_prefix_len": 2},
@@ -36,10 +36,10 @@ ROWS, NEW_TOKENS = 24, 40
 TARGET = "--model-path", "--speculative-draft-model-path"
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=KINDS)
 def exported(request, tmp_path):
     """(models, the folder of their drafter in float32) for each kind of Domino drafter."""
-    models = random_models(5, **CONFIGS[request.param])
+    models = random_models(5, **KINDS[request.param])
     save_drafter(tmp_path, models.drafter.config, models.drafter_params, "float32")
     return models, tmp_path
 
@@ -129,7 +129,7 @@ def test_an_option_that_cannot_work_is_refused_with_both_values(folders, words, 
 
 
 def test_a_head_of_another_target_is_refused(tmp_path):
-    models = random_models(5, **CONFIGS["shifted, prefix 1"])
+    models = random_models(5, **KINDS["shifted, prefix 1"])
     save_drafter(tmp_path, models.drafter.config, models.drafter_params, "float32")
     with pytest.raises(Unsupported, match="64 tokens.*65 tokens"):
         read_head(tmp_path, jnp.float32, models.drafter.config.hidden_size, 65)

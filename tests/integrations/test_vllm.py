@@ -33,7 +33,7 @@ from tests.helpers.train_runs import GOLDEN, arguments, start, training_files
 from tests.processes.test_engines import ENVIRONMENT, PROMPTS, PYTHON
 
 PLUGIN = ROOT / "integrations" / "vllm"
-CONFIGS = DRAFTERS | {
+KINDS = DRAFTERS | {
     "shifted, prefix 0": {"shift_label": True, "pure_draft_prefix_len": 0},
     "unshifted, prefix 1": {"shift_label": False, "pure_draft_prefix_len": 1},
     "unshifted, prefix 2": {"shift_label": False, "pure_draft_prefix_len": 2},
@@ -77,9 +77,9 @@ def assert_same_drafts(models, folder, count, base, z, anchors):
 
 
 @pytest.mark.parametrize("count", [0, 8])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_head_drafts_as_ours_token_by_token(kind, count, tmp_path):
-    models = random_models(5, **CONFIGS[kind])
+    models = random_models(5, **KINDS[kind])
     ours = models.drafter.config
     save_drafter(tmp_path, ours, models.drafter_params, "float32")
     config = read_head_config(hf_config(tmp_path))

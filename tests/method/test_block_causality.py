@@ -18,7 +18,7 @@ from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_t
 
 FULL, SLIDING = ("full_attention",) * 2, ("full_attention", "sliding_attention")
 PLAIN, CONVOLVED = {}, {"conv_kernel_size": 3, "conv_group_size": 8, "input_embedding_scale": 0.5, "head": "dflash2"}
-CONFIGS = [
+KINDS = [
     (FULL, None, True, PLAIN),
     (FULL, None, False, PLAIN),
     (SLIDING, 3, None, PLAIN),
@@ -100,7 +100,7 @@ def reference(tensors, raw, features, x, start):
     return normed(x, tensors["norm.weight"], eps)
 
 
-@pytest.mark.parametrize(("layer_types", "window", "is_causal", "changes"), CONFIGS)
+@pytest.mark.parametrize(("layer_types", "window", "is_causal", "changes"), KINDS)
 def test_training_and_decoding_follow_what_an_exported_config_states(layer_types, window, is_causal, changes, tmp_path):
     target = tiny_target(tied=False)
     kind = {"layer_types": layer_types, "sliding_window": window, "is_causal": is_causal, **changes}

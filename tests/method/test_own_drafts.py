@@ -17,7 +17,7 @@ from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_draf
 ROWS, LENGTH = 2, 16
 ANCHORS = jnp.array([[1, 4, 9], [0, 5, 12]])
 TOKENS = random_tokens((ROWS, LENGTH), seed=3)
-CONFIGS = {
+KINDS = {
     "domino": {"head": "domino"},
     "domino, unshifted": {"head": "domino", "shift_label": False},
     "markov rnn": {"head": "markov", "markov_head_type": "rnn"},
@@ -26,7 +26,7 @@ CONFIGS = {
 
 def pair(kind):
     target = tiny_target(tied=False)
-    return target, tiny_drafter(target.config, **CONFIGS[kind])
+    return target, tiny_drafter(target.config, **KINDS[kind])
 
 
 def models_of(target, drafter):
@@ -47,7 +47,7 @@ def plainly_drafted(models, z):
     return np.stack(tokens, axis=-1)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_head_reads_the_drafts_of_the_plain_definition(kind):
     target, drafter = pair(kind)
     models = models_of(target, drafter)

@@ -28,14 +28,14 @@ PLAIN = DraftSettings(draft_sharpness=math.inf, num_drafts=3, tree=WHOLE)
 
 
 # With a head whose state is another, and which reads token ids.
-CONFIGS = DRAFTERS | {"Markov, rnn": {"head": "markov", "markov_head_type": "rnn"}}
+KINDS = DRAFTERS | {"Markov, rnn": {"head": "markov", "markov_head_type": "rnn"}}
 # With a pass for each draft.
-CONFIGS["xPress, shifted"] = {"head": "xpress", "shift_label": True, "xpress_num_passes": 4}
+KINDS["xPress, shifted"] = {"head": "xpress", "shift_label": True, "xpress_num_passes": 4}
 
 
 @functools.lru_cache
 def started():
-    """One state for all of CONFIGS: where labels stand and what is corrected changes no weight and no cache."""
+    """One state for all of KINDS: where labels stand and what is corrected changes no weight and no cache."""
     return make_generator(random_models(4), batch_size=2).start(PROMPTS, [0, 1])
 
 
@@ -50,7 +50,7 @@ def drafted(models, state, sampling=PEAKED, settings=PLAIN):
 
 @functools.lru_cache
 def drafted_by(kind: str):
-    return drafted(random_models(4, **CONFIGS[kind]), started())
+    return drafted(random_models(4, **KINDS[kind]), started())
 
 
 def check_it_is_the_chain(tree, chain):
@@ -60,7 +60,7 @@ def check_it_is_the_chain(tree, chain):
     assert (tree.ancestors == np.tril(np.ones((4, 4), bool))).all()
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_lane_drafts_the_chain(kind):
     check_it_is_the_chain(*drafted_by(kind)[1:3])
 
@@ -121,9 +121,9 @@ def paths_of(tree, row: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
-    models, state = random_models(4, **CONFIGS[kind]), started()
+    models, state = random_models(4, **KINDS[kind]), started()
     tree, _, _, z, base = drafted_by(kind)
     for row in range(2):
         expected = best_first(models, z[row], base[row], int(state.anchors[row]), NODES)
