@@ -6,8 +6,8 @@ in its file (domino_jax/method/heads/), those of decoding in method/settings.py 
 """
 
 from domino_jax.decoding.settings import DTYPES, DecodeSettings
-from domino_jax.method.config import LARGEST_BLOCK
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
+from domino_jax.method.fields import LARGEST_BLOCK
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models.decoder_config import LIMITS
 from domino_jax.runtime.keys import Key, Section, keys_of, section
@@ -52,7 +52,7 @@ def _drafter() -> Section:
         path=Key(str),  # decode: a Hugging Face folder or a train workdir
         # none is the backbone alone. eagle3 has no backbone: it reads its own section, intermediate_size and
         # target_layer_ids alone (docs/heads.md).
-        head=Key("domino", choices=tuple(KINDS), shape=True),
+        head=Key("domino", choices=tuple(CONFIGS), shape=True),
         num_layers=Key(5, least=1, most=LIMITS["num_hidden_layers"], shape=True),
         # Absent: the target's; a smaller one buys layers.
         intermediate_size=Key(int, least=1, most=LIMITS["intermediate_size"], shape=True),
@@ -69,7 +69,7 @@ def _drafter() -> Section:
         target_layer_ids=Key(tuple, of=int, least=0, shape=True),  # absent: spread over the target by the public rule
         mask_token_id=Key(int, least=0),  # absent: <|mask|>, or the first row past the tokenizer
         # A section per head: drafter.domino.emb_dim, drafter.markov.rank, …
-        **{head: section(**kind.recipe_keys) for head, kind in KINDS.items() if kind.recipe_keys},
+        **{head: section(**keys) for head, config in CONFIGS.items() if (keys := config.recipe_keys())},
     )
 
 

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyConfig, config_class, new_drafter, parse_config
+from domino_jax.method.drafters import AnyConfig, config_class, new_drafter, parse_config
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote

@@ -30,7 +30,7 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_file
 from domino_jax.forecast import dry_run
-from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
+from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, stored_config
 from domino_jax.method.state import TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli, loading, rules
@@ -264,7 +264,7 @@ def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir
 
     A run that continues keeps its vocabulary, for which the lm_head of its checkpoint was trained.
     """
-    blocks = KINDS[config.drafter.head].has_backbone  # which need a token for the slots of a block
+    blocks = CONFIGS[config.drafter.head].has_backbone  # which need a token for the slots of a block
     mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
     drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
     stored = None
@@ -287,7 +287,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
     if not distributed.is_primary():
         return
     write_json(workdir / "config.json", recipe)
-    write_json(workdir / "drafter_config.json", drafter_config.stored())
+    write_json(workdir / "drafter_config.json", stored_config(drafter_config))
     environment.write_environment(workdir)
     if drafter_config.has_backbone and not (workdir / hf.TOKEN_ORDER).exists():
         write_whole(workdir / hf.TOKEN_ORDER, order_bytes(order_of_rows(batches.rows, drafter_config.vocab_size)))

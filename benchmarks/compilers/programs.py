@@ -166,7 +166,7 @@ def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
     bare = state.replace(draft_cache=())
     config, stop = models.drafter.config, array(mesh, 1)
     taps = config.target_layer_ids
-    z = array(mesh, 1, config.lead + config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
+    z = array(mesh, 1, config.extra_slots + config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
     base = array(mesh, 1, config.num_drafts, config.vocab_size, dtype=jnp.float32)
 
     def step(models, state, stop):

@@ -25,7 +25,7 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.settings import DraftSettings
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading, random_weights
@@ -57,7 +57,7 @@ class Shape:
         head = (
             {"pure_draft_prefix_len": 1, "emb_dim": self.head[0], "gru_hidden_dim": self.head[1]} if self.head else {}
         )
-        return KINDS["domino" if self.head else "none"].for_target(
+        return CONFIGS["domino" if self.head else "none"].for_target(
             target,
             num_layers=self.layers,
             intermediate_size=self.hidden or target.intermediate_size,

@@ -12,7 +12,7 @@ import numpy as np
 
 from domino_jax.decoding.generate import Generator
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.loop import DecodeState, Prompts
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
@@ -50,7 +50,7 @@ def drafter_config(
 ) -> DrafterConfig:
     """A Domino drafter with ranks E and U of its head; without a head a plain DFlash drafter."""
     shape = {"pure_draft_prefix_len": 1, "emb_dim": head[0], "gru_hidden_dim": head[1]} if head else {}
-    return KINDS["domino" if head else "none"].for_target(
+    return CONFIGS["domino" if head else "none"].for_target(
         target,
         num_layers=layers,
         block_size=block_size,

@@ -14,7 +14,7 @@ import numpy as np
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.settings import BASELINE, MODES, TREE, DecodeSettings, canonical_mode, refused_mode
 from domino_jax.decoding.width import WidthController
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
 from domino_jax.method.pair import Models
 from domino_jax.method.rounds import autoregressive_round, speculative_round

@@ -346,7 +346,7 @@ class Queue:
 
         target = tuple(fit(layer, slots) for layer in state.target_cache)
         config = self.models.drafter and self.models.drafter.config
-        draft = tuple(fit(part, config.kept_slots(i, slots)) for i, part in enumerate(state.draft_cache))
+        draft = tuple(fit(part, config.cache_slots(i, slots)) for i, part in enumerate(state.draft_cache))
         state = state.replace(target_cache=(), draft_cache=())
         if rows != before:
             state = run(("rows", before, rows, self.kind), _take, state, places, np.arange(rows) >= real)

@@ -16,9 +16,9 @@ from domino_jax.runtime.keys import key
 
 if TYPE_CHECKING:
     from domino_jax.method.config import DrafterConfig
-    from domino_jax.method.kind import Kind
+    from domino_jax.method.head import HeadConfig
 
-    KindOf = Kind | type[Kind]  # a config or its class
+    Drafter = HeadConfig | type[HeadConfig]  # a config or its class
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
 PARITIES = ("near_tie", "fixed_shape")
@@ -29,29 +29,29 @@ DTYPES = ("float32", "bfloat16")  # that models run in
 # ---------------------------------------------------------------------------------------------------- modes
 
 
-def refused_mode(mode: str, kind: "KindOf") -> str | None:
-    """Why a drafter of this kind does not have a mode, and what to use; None where it has it."""
-    head = kind.head
-    if mode == BACKBONE and not kind.has_backbone:
+def refused_mode(mode: str, drafter: "Drafter") -> str | None:
+    """Why a drafter does not have a mode, and what to use; None where it has it."""
+    head = drafter.head
+    if mode == BACKBONE and not drafter.has_backbone:
         return f"mode {BACKBONE!r} drafts with the backbone of a block drafter, and {head} has none; use mode {DRAFT!r}"
-    if mode == TREE and not kind.has_backbone:
+    if mode == TREE and not drafter.has_backbone:
         return f"mode {TREE!r} needs a drafter that scores paths, and {head} drafts chains alone; use mode {DRAFT!r}"
-    if mode == DOMINO and not kind.has_head:
-        return f"mode {DOMINO!r} needs a head on a backbone, and this drafter is {kind.title}; use mode {DRAFT!r}"
+    if mode == DOMINO and not drafter.has_head:
+        return f"mode {DOMINO!r} needs a head on a backbone, and this drafter is {drafter.title}; use mode {DRAFT!r}"
     return None
 
 
-def supported_modes(modes: Sequence[str], kind: "KindOf") -> tuple[str, ...]:
-    """The modes that a drafter of this kind has."""
-    return tuple(mode for mode in modes if refused_mode(mode, kind) is None)
+def supported_modes(modes: Sequence[str], drafter: "Drafter") -> tuple[str, ...]:
+    """The modes that a drafter has."""
+    return tuple(mode for mode in modes if refused_mode(mode, drafter) is None)
 
 
-def default_modes(kind: "KindOf") -> tuple[str, ...]:
+def default_modes(drafter: "Drafter") -> tuple[str, ...]:
     """What is decoded where no modes are named: plain decoding, the drafter's own chain and, if it has a head on a
     backbone, the backbone alone."""
-    if not kind.has_head:
+    if not drafter.has_head:
         return (BASELINE, DRAFT)
-    return (BASELINE, BACKBONE, DOMINO if kind.head == DOMINO else DRAFT)
+    return (BASELINE, BACKBONE, DOMINO if drafter.head == DOMINO else DRAFT)
 
 
 def canonical_mode(mode: str) -> str:

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import fmt, width_note
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.weights import formats
 
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
@@ -49,10 +49,10 @@ def model_card(
         settings={key: public_value(value) for key, value in settings.items() if value is not None},
         modes=mode_rows(report) if report else [],
         width=width_note(report) if report and report["drafter"] else "",
-        sglang_refusal=config.sglang_refusal(),
-        vllm_refusal=config.vllm_refusal(),
+        sglang_refusal=config.server_refusals()[0],
+        vllm_refusal=config.server_refusals()[1],
         verifier_in_config="speculators_config" in formats.public_config(config, verifier=path),
-        served_drafts=config.block_size - 1 if config.sglang == "DFLASH" else config.num_drafts,
+        served_drafts=config.block_size - 1 if config.servers.sglang == "DFLASH" else config.num_drafts,
         packages=", ".join(f"{name} {version}" for name, version in packages.items()),
     )
     return str(card).rstrip() + "\n"

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
-from domino_jax.method.kinds import KINDS, AnyConfig
+from domino_jax.method.drafters import CONFIGS, AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
@@ -57,7 +57,7 @@ def named_drafter(path: str | None, modes: Sequence[str]) -> str:
 
 def check_head(head: str, modes: Sequence[str]) -> None:
     """Refuses modes that a drafter with this head does not have."""
-    kind = KINDS[head]
+    kind = CONFIGS[head]
     supported = supported_modes(modes, kind)
     for mode in modes:
         if mode not in supported:

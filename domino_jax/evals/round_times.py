@@ -171,7 +171,7 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
             states = _traced(embedded, carry.counts)
             accepted = accept_chain(tokens + carry.rounds[:, None], tokens)
             text = TargetRows(jnp.tile(states, (1, 1, taps)), states, accepted + 1)
-            context = models.extend_context(carry.draft_cache, text, positions)
+            context = models.bound.extend_context(carry.draft_cache, text, positions)
             carry, emitted = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
             return record_round(carry, emitted)
 

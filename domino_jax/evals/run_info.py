@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.prompts import Prompt
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.weights.draft_vocab import copied_bytes
 from domino_jax.weights.loading import LoadedTarget
@@ -103,7 +103,7 @@ class RunInfo:
             **({"name": self.drafter_name} if self.drafter_name else {}),
             "head": choices.head,
             "block_size": choices.block_size,
-            "shift_label": choices.shift_label if choices.has_backbone else None,
+            "shift_label": choices.shift_label,
             "layers": choices.num_hidden_layers,
             "target_layer_ids": list(choices.target_layer_ids),
             "draft_vocab_bytes": self.copied_bytes,

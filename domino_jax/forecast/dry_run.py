@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.forecast import compiled, topologies
+from domino_jax.method.drafters import AnyDrafter
 from domino_jax.method.exact import OF_ANCHORS, accepted_drafts
-from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models import sharding

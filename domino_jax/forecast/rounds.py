@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 
 from domino_jax.forecast import dry_run, topologies
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, cli
@@ -112,7 +112,7 @@ def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> 
     heads = [model.num_key_value_heads * model.head_dim * 2 * dtype.itemsize * requests for model in (target, drafter)]
     split = mesh.shape["tensor"] if target.num_key_value_heads % mesh.shape["tensor"] == 0 else 1
     cache = heads[0] * slots * target.num_hidden_layers // split
-    context = heads[1] * sum(drafter.kept_slots(layer, slots) for layer in layers) // split
+    context = heads[1] * sum(drafter.cache_slots(layer, slots) for layer in layers) // split
     return Reads(
         target,
         whole - experts - (0 if target.tie_word_embeddings else embedding),

@@ -61,7 +61,7 @@ class Backbone(nn.Module):
         training.
         """
         angles = self._angles(positions)
-        x = scaled(x, self.config.input_embedding_scale)
+        x = scale(x, self.config.input_embedding_scale)
         extras = []
         for index, layer in enumerate(self.layers):
             x, extra = layer(x, angles, attention(index))
@@ -69,7 +69,7 @@ class Backbone(nn.Module):
         return self.norm(x), tuple(extras)
 
 
-def scaled(x: jax.Array, factor: float) -> jax.Array:
+def scale(x: jax.Array, factor: float) -> jax.Array:
     return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
 
 
@@ -78,7 +78,7 @@ def transformed_logits(logits: Logits, config: DrafterConfig) -> Logits:
 
     c·tanh(m·l / c) with the c of final_logit_softcapping, m·l without one.
     """
-    logits, cap = scaled(logits, config.output_multiplier), config.final_logit_softcapping
+    logits, cap = scale(logits, config.output_multiplier), config.final_logit_softcapping
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 

@@ -34,7 +34,7 @@ def refuse(wrong: bool, message: str) -> None:
         raise DataError(f"drafter config: {message}.")
 
 
-def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
+def read_key(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
     stated = [place[name] for place in (raw, nested) if place.get(name) is not None]
     if len(stated) == 2 and stated[0] != stated[1]:
@@ -45,18 +45,25 @@ def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     return stated[0] if stated else None
 
 
-def boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
-    """As `either`, for a key that is true or false."""
-    value = either(raw, nested, name)
-    if value is not None and not isinstance(value, bool):
-        raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
-    return value
+def read_switch(raw: dict[str, Any], nested: dict[str, Any], name: str, also: str = "") -> bool | None:
+    """As `read_key`, for a key that is true or false; also: its name in other files."""
+    stated = {key: read_key(raw, nested, key) for key in (name, also) if key}
+    for key, value in stated.items():
+        if value is not None and not isinstance(value, bool):
+            raise DataError(f"the drafter's config.json has {key} = {quote(value)}; expected true or false.")
+    values = [value for value in stated.values() if value is not None]
+    if len(set(values)) > 1:
+        raise DataError(
+            f"the drafter's config.json gives {name} {stated[name]} and {also} {stated[also]}, which mean the same;"
+            f" {WRITTEN_WITH}"
+        )
+    return values[0] if values else None
 
 
 def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, only: dict[str, Any]) -> None:
     """Raises DataError for a key with another value than `only`, {key: value}, gives for all drafters of this kind."""
     for name, value in only.items():
-        stated = either(raw, nested, name)
+        stated = read_key(raw, nested, name)
         if stated is not None and stated != value:
             fixed = "no such key" if value is None else f"{name} {value}"
             raise DataError(
@@ -65,7 +72,7 @@ def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, 
             )
 
 
-def lacks(kind: str, *names: str) -> DataError:
+def missing_keys(kind: str, *names: str) -> DataError:
     """The error for keys without which a drafter of this kind is not known."""
     return DataError(
         f"the drafter's config.json ({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was"
@@ -81,12 +88,12 @@ def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -
 
 
 def optional_integer(raw: dict[str, Any], nested: dict[str, Any], name: str, default: int) -> int:
-    """As `either`, for an integer; `default` when absent."""
-    value = either(raw, nested, name)
+    """As `read_key`, for an integer; `default` when absent."""
+    value = read_key(raw, nested, name)
     return default if value is None else integer(name, value)
 
 
-def listed(name: str, value: Any) -> list:
+def read_list(name: str, value: Any) -> list:
     if not isinstance(value, list | tuple):
         raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a list.")
     return list(value)
@@ -100,20 +107,11 @@ def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
     return value or {}
 
 
-def twin_switch(raw: dict[str, Any], nested: dict[str, Any], ours: str, theirs: str) -> bool | None:
-    """A key that is true or false and has another name in other files; None without either."""
-    values = {name: boolean(raw, nested, name) for name in (ours, theirs)}
-    if None not in values.values() and values[ours] != values[theirs]:
-        raise DataError(
-            f"the drafter's config.json gives {ours} {values[ours]} and {theirs} {values[theirs]}, which mean the same;"
-            f" {WRITTEN_WITH}"
-        )
-    return values[theirs] if values[ours] is None else values[ours]
-
-
-def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
-    """Whether slot k predicts the token after its own; speculators and vLLM spell it sample_from_anchor."""
-    return twin_switch(raw, nested, "shift_label", "sample_from_anchor")
+def choice(name: str, value: Any, choices: Collection[str]) -> str:
+    value = value.lower() if isinstance(value, str) else value  # as public readers do
+    if value not in choices:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected one of {', '.join(choices)}.")
+    return value
 
 
 def number(name: str, value: Any) -> float:
@@ -128,13 +126,13 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     known: keys that this drafter's head has.
     """
     # vLLM's other names for sliding windows: the first acts where layer_types names none, the second where it does.
-    slides = "sliding_attention" in listed("layer_types", raw.get("layer_types") or ())
+    slides = "sliding_attention" in read_list("layer_types", raw.get("layer_types") or ())
     windows = {"swa_window_size": (raw.get("sliding_window"),)} if slides else {"use_swa": (False,)}
     refused = {name: values for name, values in (_VARIANTS | windows).items() if name not in known}
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         refuse_values(part, refused, place)
         refuse_unsupported(part, place)
-    drafted, vocab = either(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
+    drafted, vocab = read_key(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
     if drafted not in (None, vocab):
         raise DataError(
             f"the drafter's config.json has draft_vocab_size {quote(drafted)} and vocab_size {quote(vocab)}; a drafter"
@@ -144,7 +142,7 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
 def sliding_window(raw: dict[str, Any]) -> int | None:
     """The window, when it is in use: where nothing says so, layer_types decides."""
-    window, used = optional_integer(raw, {}, "sliding_window", 0), boolean(raw, {}, "use_sliding_window")
+    window, used = optional_integer(raw, {}, "sliding_window", 0), read_switch(raw, {}, "use_sliding_window")
     if used is None:
         used = "sliding_attention" in (raw.get("layer_types") or ())
     return window if window and used else None

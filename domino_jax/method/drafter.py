@@ -29,7 +29,7 @@ class Drafter(nn.Module):
     def setup(self):
         self.backbone = Backbone(self.config, self.dtype, self.remat)
         if self.config.has_head:
-            self.head = self.config.head_module(self.dtype, self.whole_head)
+            self.head = self.config.module(self.config, self.dtype, self.whole_head)
 
     def __call__(
         self,
@@ -55,18 +55,17 @@ class Drafter(nn.Module):
         z = self.block_hidden(self.context_of(features, positions), x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
-        codes = self.block_codes(z, inputs)
+        codes = self.codes(z, inputs)
         if self.is_initializing():
-            self.head.residual(codes)
-            if self.config.has_confidence:
-                self.head.confidence(z, jnp.zeros(z.shape[:-1], jnp.int32))
+            self.head.use_all(z, codes)
         return z, codes
 
-    def block_codes(self, z: Hidden, inputs: jax.Array) -> jax.Array:
+    def codes(self, z: Hidden, inputs: jax.Array) -> jax.Array:
         """The head's codes [B, A, M, E] of blocks z [B, A, G, D], after tokens given as `inputs` of a forward."""
-        read = z[:, :, self.config.first_slot - self.config.lead :]
-        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (read, inputs)))
-        return codes.reshape(*read.shape[:3], -1)[:, :, self.config.lead :]
+        read = z[:, :, self.config.first_slot - self.config.extra_slots :]
+        rows, inputs = (part.reshape(-1, *part.shape[2:]) for part in (read, inputs))
+        codes = self.head.codes(self.head.z_terms(rows), inputs)
+        return codes.reshape(*read.shape[:3], -1)[:, :, self.config.extra_slots :]
 
     def context_of(self, features: Features, positions: Positions | None = None) -> Cache:
         """The context's keys and values for `block_hidden`."""
@@ -97,14 +96,14 @@ class Drafter(nn.Module):
         c = self.config
         features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
         block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
-        slots = c.lead + c.num_drafts
+        slots = c.extra_slots + c.num_drafts
         inputs = block[:, :, :slots] if c.reads_embeddings else jnp.zeros((1, 1, slots), jnp.int32)
         return features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs
 
     def init_cache(self, batch: int, slots: int) -> Cache:
         """An empty context cache for `batch` rows of up to `slots` positions."""
         c = self.config
-        sizes = (c.kept_slots(layer, slots) for layer in range(c.num_hidden_layers))
+        sizes = (c.cache_slots(layer, slots) for layer in range(c.num_hidden_layers))
         layers = (init_cache(1, batch, size, c.num_key_value_heads, c.head_dim, self.dtype) for size in sizes)
         return tuple(layer for (layer,) in layers)
 

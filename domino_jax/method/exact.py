@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from domino_jax.method import blocks
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
-from domino_jax.method.rollout import GREEDY, Drafted, settle_scored
+from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
 from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
 from domino_jax.method.settings import DraftSettings, SamplingKind
 from domino_jax.method.step import Batch, target_pass
@@ -148,28 +148,29 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
 def _settled(models: Models, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
     """The drafts of base logits [R, M, N] alone."""
     candidates = slot_candidates(models, at, base, 0, at.sampling, settings)
-    return settle_scored(candidates, at.sampling, settings.draft_sharpness)
+    return choose_scored_drafts(candidates, at.sampling, settings.draft_sharpness)
 
 
 def _block_drafts(
     models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, Drafted | None]]:
     """A slice of anchors → the drafts of its R blocks, and those of the backbone alone."""
-    config, drafter, positions = models.drafter.config, {"params": models.drafter_params}, batch["positions"]
-    context = models.drafter.apply(drafter, features, positions, method="context_of")
+    config, positions = models.drafter.config, batch["positions"]
+    context = models.bound.context_of(features, positions)
     gathered, count = models.with_gathered_head(), settings.num_drafts
 
     def draft(here: Batch) -> tuple[Drafted, Drafted | None]:
         anchors, keep = here["anchors"], here["ends"] > 0
         block = blocks.block_tokens(batch["tokens"], anchors, keep, config.block_size, config.mask_token_id)
-        z = models.drafter.apply(drafter, context, models.embed(block), anchors, keep, positions, method="block_hidden")
-        z = z[:, :, config.first_slot - config.lead :].reshape(-1, config.lead + config.num_drafts, z.shape[-1])
+        z = models.bound.block_hidden(context, models.embed(block), anchors, keep, positions)
+        z = z[:, :, config.first_slot - config.extra_slots :]
+        z = z.reshape(-1, config.extra_slots + config.num_drafts, z.shape[-1])
         at = _places(batch, here, kind)
         base = predicting_logits(gathered, z, count, config.has_head)
         alone = _settled(models, at, base, settings)
         if not config.has_head:
             return alone, alone
-        return roll_out_head(models, at, z, base, at.sampling, settings, settle_scored), alone
+        return roll_out_head(models, at, z, base, at.sampling, settings, choose_scored_drafts), alone
 
     return draft
 
@@ -182,13 +183,11 @@ def _chain_drafts(
     Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
     window stays at the row, where in decoding it moves along with the drafts.
     """
-    drafter = {"params": models.drafter_params}
     read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
-    arguments = (features, read, settings.num_drafts, batch["positions"], batch["documents"])
-    states = models.drafter.apply(drafter, *arguments)
+    states = models.bound(features, read, settings.num_drafts, batch["positions"], batch["documents"])
 
     def draft(here: Batch) -> tuple[Drafted, None]:
-        base = models.drafter.apply(drafter, _before(states, here), method="logits")
+        base = models.bound.logits(_before(states, here))
         return _settled(models, _places(batch, here, kind), base, settings), None
 
     return draft

@@ -1,16 +1,182 @@
-"""What all heads have in common: a sequential correction of low rank to the backbone's logits."""
+"""What a head is: what a drafter's config answers about it, and the module that corrects a backbone's logits.
 
-from typing import Any
+A head is one file in heads/ with, in this order, a subclass of `Head`, a loss if it has another one than Domino's, and
+a subclass of `DrafterConfig` (config.py), whose fields are keys of its files and recipes (fields.py).
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from domino_jax.method.config import DrafterConfig
+from domino_jax.method.fields import recipe_keys
+from domino_jax.method.losses import LossSettings
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
 from domino_jax.models.quantized import is_quantized, transposed
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain
+from domino_jax.models.tables import Entry
+from domino_jax.runtime.keys import Key, keys_of
+
+
+class Servers(NamedTuple):
+    """The names of the method in SGLang and vLLM, "" where they do not have it; the flags without which SGLang drafts
+    otherwise than the drafter was trained; and the class for SpecForge's training, if it is not that of `to_dict`."""
+
+    sglang: str = "DFLASH"
+    vllm: str = "dflash"
+    sglang_flags: str = ""
+    specforge: str = ""
+
+
+class Speculators(NamedTuple):
+    """A drafter's folder in vllm-project/speculators.
+
+    name: its speculators_model_type.  needed: keys that it must have, beside those of the head's fields.
+    whole_blocks: there, sliding layers read the whole block by default.
+    architecture: its class, if folders are also written for it.  tensor_names: {how tensors of the head begin: how they
+    begin there}.
+    """
+
+    name: str = "dflash"
+    needed: tuple[str, ...] = ()
+    whole_blocks: bool = False
+    architecture: str = ""
+    tensor_names: Mapping[str, str] = {}
+
+
+class HeadConfig:
+    """What the package asks about a drafter's head. The config of a drafter is an instance.
+
+    The first five answers are required; the others have defaults, which are those of a drafter without a head.
+    """
+
+    head: ClassVar[str]  # its name in a recipe
+    title: ClassVar[str]  # its drafters' name
+    known_by: ClassVar[tuple[str, ...]]  # what its files state in architectures, or as projector_type
+    module: ClassVar[Any] = None  # the subclass of Head; of a drafter without a backbone, the whole drafter
+    tensor_names: ClassVar[
+        Mapping[str, str]
+    ]  # {how a parameter's name begins (tables.table_of): how its tensor's does}
+
+    # ------------------------------------------------------------------------------------------------------ drafting
+
+    # It drafts blocks with a backbone, and so trees as well as chains. Without one it drafts chains, and has a draft
+    # vocabulary that is counted in the training rows.
+    has_backbone = True
+    reads_embeddings = False  # the head reads the target's embeddings of tokens, else their ids
+    # Slots that the head reads before the first one that predicts a token: 1 where it reads the anchor's slot of
+    # unshifted blocks, and so the token before the anchor.
+    extra_slots = 0
+    passes = 0  # over a block, in which the head drafts; 0: it drafts slot after slot
+    only_candidates = 0  # how many candidates of a slot it scores, others having no probability; 0: any number
+    pure_draft_prefix_len = 0  # drafts at the start of a block that the head leaves as they are
+
+    # ------------------------------------------------------------------------------------------- training and recipe
+
+    loss: ClassVar[Any] = LossSettings  # the settings of its own loss
+    reads: ClassVar[tuple[str, ...]] = ()  # keys of the recipe's drafter and train sections, of those that not all read
+    new: ClassVar[Mapping[str, Any]] = {}  # fields of a new drafter that the recipe leaves open
+
+    @classmethod
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        """The head's fields in a new drafter."""
+        return {name: recipe.drafter[cls.head][key] for name, (key, _) in recipe_keys(cls).items()}
+
+    # --------------------------------------------------------------------------------------------------------- files
+
+    architecture = "DFlashDraftModel"  # the class that its files name
+    fixed: ClassVar[Mapping[str, Any]] = {}  # {key of config.json: the only value of the head's drafters}
+    needed: ClassVar[tuple[str, ...]] = ()  # keys that a file must have, of DrafterConfig's fields with a default
+    own_keys: ClassVar[tuple[str, ...]] = ()  # keys that drafters of other heads must not have, beside its fields
+    speculators = Speculators()
+
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """True for the keys of a config.json, or the tensors, of such a drafter in any of the public layouts."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> Any:
+        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key.
+
+        target: a Qwen3Config, for a file that leaves to its target what other files state.
+        """
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The public config.json."""
+        raise NotImplementedError
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The head's keys of config.json, at the top level and in dflash_config."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises DataError for values that contradict each other; a head adds its own checks."""
+
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
+        """{other name of a tensor in public files: its name in the drafter's table}."""
+        return {}
+
+    def with_tensors(self, tensors: Any) -> Any:
+        """The config with what a folder (hf.Tensors) stores of it as tensors."""
+        return self
+
+    def extra_tensors(self) -> dict[str, Any]:
+        """These tensors, {name: array}."""
+        return {}
+
+    # ------------------------------------------------------------------------------------------------------- servers
+
+    paper = ""  # where the head is described
+    servers = Servers()
+
+    def server_refusals(self) -> tuple[str | None, str | None]:
+        """Why SGLang, and why vLLM, does not draft with this drafter as it was trained; None where it does."""
+        return None, None
+
+    # ----------------------------------------------------------------------------------------- what follows from them
+
+    has_head: ClassVar[bool]  # a head corrects the logits of a backbone
+    # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while
+    # it would go through 32,000 numbers of a tuple again.
+    draft_token_bytes = b""
+
+    def __init_subclass__(cls) -> None:
+        cls.has_head = cls.has_backbone and cls.module is not None
+
+    @classmethod
+    def recipe_keys(cls) -> dict[str, Key]:
+        """The keys of the head's section of the recipe, drafter.<head>."""
+        return dict(recipe_keys(cls).values()) | keys_of(cls.loss)
+
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """The target's ids of the draft vocabulary, int32, ascending; empty: all tokens can be drafted."""
+        return np.frombuffer(self.draft_token_bytes, np.int32)
+
+    def with_vocabulary(self, tokens: np.ndarray) -> Any:
+        """The config of a drafter whose parameters hold these tokens' columns alone."""
+        return dataclasses.replace(self, draft_token_bytes=tokens.astype(np.int32).tobytes())
+
+    @property
+    def most_drafts(self) -> int:
+        """The largest number of drafts that a round may ask for; all that it makes, where nothing else is said."""
+        return self.num_drafts
+
+    def cache_slots(self, part: int, slots: int) -> int:
+        """Slots of a part of the drafter's cache when the target's has `slots`."""
+        return slots
+
+    def reusable(self, cached: int, text: int, prompt: int) -> int:
+        """With how many rows of an earlier text of `text` tokens a prompt can start that has `cached` ones in common
+        with it and `prompt` tokens in all."""
+        return cached
 
 
 class Head(nn.Module):
@@ -19,13 +185,12 @@ class Head(nn.Module):
 
     A head is one file with a subclass that defines `setup`, where `up` is `last_matrix()`, and the methods that raise
     here; one with a state also `initial_state` and `step`. They see T slots: those that predict a token, and before
-    them `DrafterConfig.lead` others. Of a token they get x: its target embedding [..., D] where
-    `DrafterConfig.reads_embeddings`, else its id, int32 [...].
+    them `HeadConfig.extra_slots` others. For a token they get x: its target embedding [..., D] where
+    `HeadConfig.reads_embeddings`, else its id, int32 [...].
 
-    Training calls `codes` for whole blocks and `residual` for slices of them. Drafting calls `hidden_half` for a whole
-    block at first, and then `step` for one slot at a time, a chain with arrays [B, ...], a tree with lanes,
-    [B, W, ...]; or `codes_after` once per pass (`DrafterConfig.head_passes`). With few candidates, `residual_of`
-    replaces `residual`.
+    `z_terms` is called first, for whole blocks. Training then calls `codes`, and `residual` for slices of blocks.
+    Drafting calls `step` for one slot at a time, a chain with arrays [B, ...], a tree with lanes, [B, W, ...]; or
+    `codes` once per pass (`HeadConfig.passes`). With few candidates, `residual_of` replaces `residual`.
 
     reads_ahead: the head also has `reading`, a product with x alone, and `advance`, the rest of `step`. With few
     candidates of a slot a chain calls `reading` once, for all of them.
@@ -33,7 +198,7 @@ class Head(nn.Module):
 
     reads_ahead = False
 
-    config: DrafterConfig
+    config: Any
     dtype: Any = jnp.float32
     whole: bool = False  # decoding on a mesh: every device computes all of it
 
@@ -41,24 +206,24 @@ class Head(nn.Module):
         """The state before any token: a tree of float32 arrays [*batch, ...], () for a head without a state."""
         return ()
 
-    def hidden_half(self, z: Hidden) -> jax.Array:
+    def z_terms(self, z: Hidden) -> jax.Array:
         """What z [B, T, D] of a block alone determines of the codes, for each slot one array: [B, T, any]."""
         raise NotImplementedError
 
-    def step(self, state: Any, x: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
-        """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
-        return state, self.codes_after(half, x)
+    def step(self, state: Any, x: jax.Array, z_terms: jax.Array) -> tuple[Any, jax.Array]:
+        """State, the token before the slot, and the slot's terms → (the state after that token, code [..., E])."""
+        return state, self.codes(z_terms, x)
 
-    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
-        """Codes [B, t, E] of the first t slots at once, from their halves and x [B, t, ...], the tokens before them.
+    def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
+        """Codes [B, t, E] of the first t slots at once, from their terms and x [B, t, ...], the tokens before them.
 
         They equal those of t steps.
         """
         raise NotImplementedError
 
-    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
-        """`codes_after` from z [B, T, D] of a block."""
-        return self.codes_after(self.hidden_half(z), x)
+    def use_all(self, z: Hidden, codes: jax.Array) -> None:
+        """Makes the parameters that `codes` does not use; z [B, A, G, D], codes [B, A, M, E]."""
+        self.residual(codes)
 
     def last_matrix(self, **choices: Any) -> Linear:
         """The matrix [E, N], stored as the parameter up/kernel; choices: of Linear.

@@ -21,7 +21,7 @@ SMALLEST_CHUNK = 64
 class DecodeState:
     """One batch of generations in flight. Letters: B rows, O slots of the token buffer.
 
-    target_cache: keys and values.  draft_cache: what the drafter keeps of the text (method/kinds.py); () without one.
+    target_cache: keys and values.  draft_cache: what the drafter keeps of the text (drafters.py); () without one.
     lengths: int32 [B], committed rows of both caches = absolute position of the anchor.
     anchors: int32 [B], last chosen token, not yet in the caches.  before: int32 [B], the token before it.
     keys: [B], noise keys of the requests.           limits: int32 [B], most tokens to emit (max_new_tokens).
@@ -195,7 +195,7 @@ def read_prompts(
             following = jax.lax.dynamic_slice_in_dim(after, start, size, axis=1)
             count = jnp.clip(lengths - start, 0, size)
             text = TargetRows(out["features"], models.embed(following), count)
-            context = models.extend_context(context, text, slots)
+            context = models.bound.extend_context(context, text, slots)
         return out["cache"], context, jnp.where((place >= 0) & (place < size), here, last)
 
     if earlier is None:

@@ -1,6 +1,5 @@
 """Target and drafter with their parameters, one argument of the jitted functions, and what the one gives the other."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -72,68 +71,21 @@ class Models:
             logits = self.unembed(z)
         return transformed_logits(logits, config)
 
-    def extend_context(self, cache: Any, text: TargetRows, positions: jax.Array) -> Any:
-        """What the drafter keeps of the text (kinds.py), with the rows that the target has read."""
-        return self._drafter("extend_context", cache, text, positions)
+    @property
+    def bound(self) -> Any:
+        """The drafter's module with its parameters. It is bound at each access, because a bound module belongs to the
+        traced function, such as the body of a loop, in which it was made."""
+        return self.drafter.bind({"params": self.drafter_params})
+
+    @property
+    def head(self) -> Any:
+        """The drafter's head (head.Head) with its parameters, as `bound`."""
+        return self.bound.head
 
     def fit_context(self, context: Any, slots: int) -> Any:
         """What the drafter keeps of the text, () without one, beside a target's cache of `slots` slots."""
-        return tuple(resize(part, self.drafter.config.kept_slots(i, slots)) for i, part in enumerate(context))
-
-    def draft_hidden(self, *args: Any) -> Any:
-        return self._drafter("draft_hidden", *args)
-
-    def draft_step(self, *args: Any) -> tuple:
-        return self._drafter("draft_step", *args)
+        return tuple(resize(part, self.drafter.config.cache_slots(i, slots)) for i, part in enumerate(context))
 
     def head_inputs(self, tokens: jax.Array) -> jax.Array:
         """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
         return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens
-
-    def block_codes(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, T]."""
-        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens)))
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether `head_reading` is a product, worth computing for all candidates at once where they are few."""
-        return self._drafter(lambda drafter: drafter.head.reads_ahead)
-
-    def head_start(self, *batch: int) -> Any:
-        """The head's state before any token (`Head.initial_state`)."""
-        return self._drafter(lambda drafter: drafter.head.initial_state(*batch))
-
-    def head_hidden_half(self, z: jax.Array) -> jax.Array:
-        return self._drafter(lambda drafter: drafter.head.hidden_half(z))
-
-    def head_codes(self, halves: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Codes [B, t, E] of the first t slots after `tokens` int32 [B, t]."""
-        return self._drafter(lambda drafter: drafter.head.codes_after(halves, self.head_inputs(tokens)))
-
-    def head_step(self, state: Any, tokens: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
-        """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""
-        return self._drafter(lambda drafter: drafter.head.step(state, self.head_inputs(tokens), half))
-
-    def head_reading(self, tokens: jax.Array) -> jax.Array:
-        """What a step of a head that reads ahead reads of `tokens` int32 [...], [..., any]."""
-        return self._drafter(lambda drafter: drafter.head.reading(self.head_inputs(tokens)))
-
-    def head_advance(self, state: Any, reading: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
-        """`head_step` from the tokens' `head_reading`."""
-        return self._drafter(lambda drafter: drafter.head.advance(state, reading, half))
-
-    def confidence(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...]."""
-        return self._drafter(lambda drafter: drafter.head.confidence(z, tokens))
-
-    def head_rows(self, columns: jax.Array) -> jax.Array:
-        return self._drafter(lambda drafter: drafter.head.rows(columns))
-
-    def residual(self, code: jax.Array) -> jax.Array:
-        return self._drafter(lambda drafter: drafter.head.residual(code))
-
-    def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
-        return self._drafter(lambda drafter: drafter.head.residual_of(code, rows))
-
-    def _drafter(self, method: str | Callable, *args: Any) -> Any:
-        return self.drafter.apply({"params": self.drafter_params}, *args, method=method)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.rollout import Drafted, draft_in_passes, roll_out, scan_drafts, settle
+from domino_jax.method.rollout import Drafted, choose_drafts, draft_in_passes, roll_out, scan_drafts
 from domino_jax.method.sampling import Sampling, reads_noise
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
@@ -32,7 +32,7 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     if use_head:
         return roll_out_head(models, state, z, base, sampling, settings).tokens, cache
     candidates = slot_candidates(models, state, base, 0, sampling, settings)
-    return settle(candidates, sampling, settings.draft_sharpness).tokens, cache
+    return choose_drafts(candidates, sampling, settings.draft_sharpness).tokens, cache
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
@@ -54,8 +54,8 @@ def draft_base(
     config = models.drafter.config
     masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
     block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
-    z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
-    z = z[:, config.first_slot - config.lead :]
+    z, cache = models.bound.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
+    z = z[:, config.first_slot - config.extra_slots :]
     return z, predicting_logits(models, z, num_drafts, use_head), cache
 
 
@@ -63,7 +63,7 @@ def predicting_logits(models: Models, z: Hidden, num_drafts: int | None, use_hea
     """Base logits float32 [B, M, N] of the first `num_drafts` slots that predict a token, of z [B, T, D]."""
     config = models.drafter.config
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
-    base = constrain(models.draft_logits(z[:, config.lead :][:, :num_drafts]), "batch", None, "vocab")
+    base = constrain(models.draft_logits(z[:, config.extra_slots :][:, :num_drafts]), "batch", None, "vocab")
     if use_head and config.has_head and models.drafter.whole_head:
         # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
         # than one per draft. A split head reads only its share of them.
@@ -89,25 +89,25 @@ def roll_out_head(
     base: Logits,
     sampling: Sampling,
     settings: DraftSettings,
-    settle: Callable[..., Drafted] = settle,
+    choose: Callable[..., Drafted] = choose_drafts,
 ) -> Drafted:
     """The head's drafts from z [B, T, D] and base logits float32 [B, M, N], slot after slot or in passes.
 
     Draft i shares the target's noise at its absolute position, in every pass the same.
     """
-    count = models.drafter.config.candidates(settings.head_candidates)
+    count = models.drafter.config.only_candidates or settings.head_candidates
     candidates = slot_candidates(models, state, base, count, sampling, settings)
-    choose_draft = functools.partial(settle, sampling=sampling, sharpness=settings.draft_sharpness)
-    known, passes = known_tokens(models, state), settings.head_passes or models.drafter.config.head_passes
+    choose = functools.partial(choose, sampling=sampling, sharpness=settings.draft_sharpness)
+    prefix, passes = read_prefix(models, state), settings.head_passes or models.drafter.config.passes
     if passes:
-        return draft_in_passes(models, known, z, candidates, passes, choose_draft)
-    return roll_out(models, known, z, candidates, choose_draft, scan_drafts)
+        return draft_in_passes(models, prefix, z, candidates, passes, choose)
+    return roll_out(models, prefix, z, candidates, choose, scan_drafts)
 
 
-def known_tokens(models: Models, state: DecodeState) -> jax.Array:
-    """int32 [B, 1 + lead]: the anchor, and before it the token before it where the head reads that."""
-    known = jnp.stack([state.before, state.anchors], axis=1)
-    return known[:, 1 - models.drafter.config.lead :]
+def read_prefix(models: Models, state: DecodeState) -> jax.Array:
+    """The prefix tokens int32 [B, 1 + extra_slots]: the anchor, and the token before it where the head reads that."""
+    tokens = jnp.stack([state.before, state.anchors], axis=1)
+    return tokens[:, 1 - models.drafter.config.extra_slots :]
 
 
 def draft_chain(
@@ -122,12 +122,12 @@ def draft_chain(
 
     def step(carry, index):
         rows, hidden, token = carry
-        logits, hidden, rows = models.draft_step(rows, hidden, models.embed(token), state.lengths - 1 + index)
+        logits, hidden, rows = models.bound.draft_step(rows, hidden, models.embed(token), state.lengths - 1 + index)
         choices = pick_candidates(logits[:, None], 0, config.draft_tokens)
         if reads_noise(sampling, settings.draft_sharpness):
             here = state.lengths[:, None] + 1 + index
             choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)
-        token = settle(choices, sampling, settings.draft_sharpness).tokens[:, 0]
+        token = choose_drafts(choices, sampling, settings.draft_sharpness).tokens[:, 0]
         return (rows, hidden, token), token
 
     start = (*state.draft_cache, state.anchors)

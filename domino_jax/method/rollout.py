@@ -28,7 +28,7 @@ AHEAD = 128
 
 class Drafted(NamedTuple):
     """Drafts int32 [B, M], their places int32 [B, M] among the candidates, and log_q float32 [B, M], how likely the
-    drafter finds each of them after those before it; None where nobody asks (`settle`)."""
+    drafter finds each of them after those before it; None where nobody asks (`choose_drafts`)."""
 
     tokens: jax.Array
     places: jax.Array
@@ -49,15 +49,15 @@ def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: 
     )
 
 
-def settle(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
+def choose_drafts(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
     """The draft at each slot: argmax(sharpness · log p + g) over the candidates; greedy without noise."""
     places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
     return Drafted(_token_at(candidates, places), places)
 
 
-def settle_scored(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
-    """`settle` with log_q: of the drafter's distribution over the candidates, after the request's temperature, top-k,
-    top-p and min-p."""
+def choose_scored_drafts(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
+    """`choose_drafts` with log_q: of the drafter's distribution over the candidates, after the request's temperature,
+    top-k, top-p and min-p."""
     places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
     log_q = process_logits(candidates.logits, sampling)
     log_q = _take(log_q, places) - jax.nn.logsumexp(log_q, axis=-1)
@@ -75,10 +75,10 @@ def _take(values: jax.Array, places: jax.Array) -> jax.Array:
 
 def roll_out(
     models: Models,
-    known: jax.Array,
+    prefix_tokens: jax.Array,
     z: Hidden,
     candidates: Candidates,
-    choose: Callable[[Candidates], Drafted] = settle,
+    choose: Callable[[Candidates], Drafted] = choose_drafts,
     scan: Callable = jax.lax.scan,
 ) -> Drafted:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
@@ -88,44 +88,50 @@ def roll_out(
     the state after the anchor and drafts 1..i-1.
 
     Args:
-        known: int32 [B, 1 + lead], the anchor, and before it the token before it where the head reads that.
+        prefix_tokens: int32 [B, 1 + extra_slots], the anchor, and the token before it where the head reads that.
         z: [B, T, D] of all slots that the head sees.
         candidates: of the first M slots that predict a token.
         choose: the candidates of some slots, with arrays [B, m, Q] → their drafts.
         scan: what runs the loop; `scan_drafts` in a decode round.
     """
-    slots, lead = candidates.logits.shape[1], known.shape[1] - 1
+    slots, extra = candidates.logits.shape[1], prefix_tokens.shape[1] - 1
     prefix = min(models.drafter.config.pure_draft_prefix_len, slots)
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     first = choose(jax.tree.map(lambda column: column[:, :prefix], candidates))
-    consumed = jnp.concatenate([known, first.tokens], axis=1)
-    halves = models.head_hidden_half(z)[:, : lead + slots]
-    rows = None if corrected.columns is None else models.head_rows(corrected.columns)
+    consumed = jnp.concatenate([prefix_tokens, first.tokens], axis=1)
+    z_terms = models.head.z_terms(z)[:, : extra + slots]
+    rows = None if corrected.columns is None else models.head.rows(corrected.columns)
 
     def chain(ahead: bool) -> Drafted:
-        before, readings, advance = consumed, None, models.head_step
         if ahead:
             before, readings = read_ahead(models, consumed, corrected.tokens)
-            advance = models.head_advance
-        head = models.head_start(z.shape[0])
-        for index in range(lead + prefix):
-            head, _ = advance(head, before[:, index], halves[:, index])
+        else:
+            before, readings = consumed, None
+
+        def advance(state, last, terms):
+            head = models.head
+            return head.advance(state, last, terms) if ahead else head.step(state, models.head_inputs(last), terms)
+
+        state = models.head.initial_state(z.shape[0])
+        for index in range(extra + prefix):
+            state, _ = advance(state, before[:, index], z_terms[:, index])
 
         def correct(carry, slot):
-            head, last = carry
-            half, choices, rows, readings = slot
-            head, code = advance(head, last, half)
-            change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
+            state, last = carry
+            terms, choices, rows, readings = slot
+            head = models.head
+            state, code = advance(state, last, terms)
+            change = head.residual(code)[:, None] if rows is None else head.residual_of(code[:, None], rows)
             choices = jax.tree.map(lambda column: column[:, None], choices)
             choices = choices._replace(logits=choices.logits + change)
             drafted = jax.tree.map(lambda column: column[:, 0], choose(choices))
             last = _row_at(readings, drafted.places) if ahead else drafted.tokens
-            return (head, last), drafted
+            return (state, last), drafted
 
-        by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (halves[:, lead + prefix :], corrected, rows, readings))
-        return scan(correct, (head, before[:, -1]), by_slot)[1]
+        by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, extra + prefix :], corrected, rows, readings))
+        return scan(correct, (state, before[:, -1]), by_slot)[1]
 
-    rest = by_platform(chain) if models.reads_ahead and _few(rows) else chain(False)
+    rest = by_platform(chain) if models.head.reads_ahead and _few(rows) else chain(False)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
 
 
@@ -146,7 +152,7 @@ def read_ahead(models: Models, consumed: jax.Array, tokens: jax.Array) -> tuple[
     One product, so that its matrix is read once and not for every draft.
     """
     count = consumed.shape[1]
-    both = models.head_reading(jnp.concatenate([consumed, tokens.reshape(len(tokens), -1)], axis=1))
+    both = models.head.reading(models.head_inputs(jnp.concatenate([consumed, tokens.reshape(len(tokens), -1)], axis=1)))
     return both[:, :count], both[:, count:].reshape(*tokens.shape, -1)
 
 
@@ -157,11 +163,11 @@ def _row_at(rows: jax.Array, places: jax.Array) -> jax.Array:
 
 def draft_in_passes(
     models: Models,
-    known: jax.Array,
+    prefix_tokens: jax.Array,
     z: Hidden,
     candidates: Candidates,
     passes: int,
-    choose: Callable[[Candidates], Drafted] = settle,
+    choose: Callable[[Candidates], Drafted] = choose_drafts,
 ) -> Drafted:
     """Draft tokens int32 [B, M] by passes over the whole block; the arguments are those of `roll_out`.
 
@@ -169,13 +175,15 @@ def draft_in_passes(
     chooses again. After k passes the first k drafts are those of `roll_out`, so M passes, or more, are `roll_out`.
     """
     config, slots = models.drafter.config, candidates.logits.shape[1]
-    halves = models.head_hidden_half(z)[:, : config.lead + slots]
-    rows = None if candidates.columns is None else models.head_rows(candidates.columns)
+    z_terms = models.head.z_terms(z)[:, : config.extra_slots + slots]
+    rows = None if candidates.columns is None else models.head.rows(candidates.columns)
     untouched = jnp.arange(slots)[:, None] < config.pure_draft_prefix_len
 
     def again(drafts, _):
-        codes = models.head_codes(halves, jnp.concatenate([known, drafts.tokens[:, :-1]], axis=1))[:, config.lead :]
-        change = models.residual(codes) if rows is None else models.residual_of(codes[:, :, None], rows)[:, :, 0]
+        inputs = models.head_inputs(jnp.concatenate([prefix_tokens, drafts.tokens[:, :-1]], axis=1))
+        head = models.head
+        codes = head.codes(z_terms, inputs)[:, config.extra_slots :]
+        change = head.residual(codes) if rows is None else head.residual_of(codes[:, :, None], rows)[:, :, 0]
         return choose(candidates._replace(logits=candidates.logits + jnp.where(untouched, 0.0, change))), None
 
     return scan_drafts(again, choose(candidates), jnp.arange(min(passes, slots)))[0]

@@ -117,7 +117,7 @@ def commit(
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows may be written too: after the new length, and overwritten before they can be read.
     text = TargetRows(out.features, models.embed(chosen), accepted + 1)
-    context = models.extend_context(draft_cache, text, positions - 1)
+    context = models.bound.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)
     return record_round(state.replace(lengths=state.lengths + emitted), emitted)

@@ -179,7 +179,7 @@ class DraftSettings:
 
     def vocabulary_problem(self, config: "DrafterConfig") -> Problem | None:
         """A draft vocabulary that this drafter cannot have."""
-        size, vocab, least = self.draft_vocab, config.vocab_size, config.candidates(0) if config.has_backbone else 0
+        size, vocab, least = self.draft_vocab, config.vocab_size, config.only_candidates
         counted = f"but an {config.title} drafter has a draft vocabulary already; set it to 0"
         return first_problem(
             self,

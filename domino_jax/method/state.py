@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyDrafter
+from domino_jax.method.drafters import AnyDrafter
 
 
 @flax.struct.dataclass

@@ -11,24 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.method import blocks
+from domino_jax.method.blocks import block_tokens, head_tokens, label_positions, labels_and_weights, sample_anchors
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
+from domino_jax.method.drafters import AnyDrafter
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
-from domino_jax.method.kinds import AnyDrafter
-from domino_jax.method.losses import (
-    Labels,
-    LossSettings,
-    Objective,
-    Outputs,
-    Parts,
-    Sums,
-    scan_sum,
-    sliced_loss,
-    slot_weights,
-)
+from domino_jax.method.losses import Labels, LossSettings, Objective, Outputs, slot_weights
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import greedy_tokens
+from domino_jax.method.sliced_loss import SlicedForward, Sums, scan_sum, sliced_loss
 from domino_jax.method.state import TrainState
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
@@ -59,7 +50,7 @@ def target_pass(
     return out.get("features"), out["hidden"] if with_hidden else None
 
 
-class DrawnBlocks(NamedTuple):
+class Blocks(NamedTuple):
     """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels."""
 
     anchors: jax.Array
@@ -69,9 +60,9 @@ class DrawnBlocks(NamedTuple):
 
 def label_blocks(
     batch: Batch, anchors: jax.Array, keep: jax.Array, config: DrafterConfig, settings: LossSettings
-) -> DrawnBlocks:
+) -> Blocks:
     """The blocks at given anchors with their labels and weights."""
-    ids, label_weights = blocks.labels_and_weights(
+    ids, label_weights = labels_and_weights(
         batch["tokens"],
         batch["loss_mask"],
         anchors,
@@ -81,24 +72,24 @@ def label_blocks(
         contiguous=settings.contiguous,
         documents=batch["documents"] if "documents" in batch else None,
     )
-    return DrawnBlocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, settings)))
+    return Blocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, settings)))
 
 
 def drafter_loss(
     models: Models,
     features: Features,
     batch: Batch,
-    drawn: DrawnBlocks,
+    blocks: Blocks,
     objective: Objective,
     hidden: Hidden | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """The loss of one batch for the blocks that were drawn, and its sums, through which no gradient flows.
+    """The loss of one batch for these blocks, and its sums, through which no gradient flows.
 
     Args:
         features: of the target, [B, S, C·D].
         hidden: the target's last hidden states [B, S, D]; needed where settings.reads_target.
     """
-    drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], drawn
+    drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], blocks
     config = drafter.config
     settings = objective.settings
     if settings.frozen_backbone:
@@ -106,50 +97,48 @@ def drafter_loss(
         models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
     gathered = models.with_gathered_head()  # for logits alone: tokens are looked up in the table as it is spread
     base_logits = gathered.draft_logits
-    x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
+    x = models.embed(block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
     positions = batch["positions"] if "positions" in batch else None
-    before = blocks.head_tokens(tokens, anchors, config.num_drafts, config.lead, positions)
-    inputs = models.head_inputs(before)
-    forward = (features, x, anchors, keep, inputs, positions)
-    z, codes = drafter.apply({"params": models.drafter_params}, *forward)
+    previous_tokens = head_tokens(tokens, anchors, config.num_drafts, config.extra_slots, positions)
+    z, codes = models.bound(features, x, anchors, keep, models.head_inputs(previous_tokens), positions)
     if settings.drafted_tokens:
-        before = greedy_tokens(
-            models, z[:, :, config.first_slot :], before[:, :, 0], base_logits, settings.slice_blocks
-        )
-        codes = models.block_codes(z, before)
+        z_drafts, anchor_tokens = z[:, :, config.first_slot :], previous_tokens[:, :, 0]
+        previous_tokens = greedy_tokens(models, z_drafts, anchor_tokens, base_logits, settings.slice_blocks)
+        codes = models.bound.codes(z, models.head_inputs(previous_tokens))
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
 
     def outputs_of(params, z, codes, states):
         base = base_logits(z)
-        final = corrected(drafter, {"head": params}, base, codes)
+        final = correct_logits(drafter, {"head": params}, base, codes)
         return Outputs(base, final, None if states is None else gathered.unembed(states))
 
-    # The slices read its last matrix alone; zeros that are summed for other weights are left out by the compiler.
+    # The slices read the head's last matrix alone. The compiler leaves out the zeros that are summed for the rest.
     params = models.drafter_params["head"] if config.has_head else {}
-    usual = Parts(outputs_of, params, (z, codes), states)
-    return sliced_loss(objective.parts(usual, models, base_logits, labels, before), labels, objective)
+    default = SlicedForward(outputs_of, params, (z, codes), states)
+    forward = objective.forward(default, models, base_logits, labels, previous_tokens)
+    return sliced_loss(forward, labels, objective)
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
     """The target's states [B, A, G, D] that predict each label: one place before the label, clamped to the row."""
-    places = blocks.label_positions(anchors, config.block_size, config.first_slot) - 1
+    places = label_positions(anchors, config.block_size, config.first_slot) - 1
     places = jnp.clip(places, 0, hidden.shape[1] - 1)
     flat = places.reshape(places.shape[0], -1, 1)
     return jnp.take_along_axis(hidden, flat, axis=1).reshape(*places.shape, hidden.shape[-1])
 
 
-def corrected(drafter: Drafter, params: dict, base: jax.Array, codes: jax.Array | None) -> jax.Array:
+def correct_logits(drafter: Drafter, params: dict, base: jax.Array, codes: jax.Array | None) -> jax.Array:
     """Final logits [.., G, V]: base plus the head's residual from suffix_start on; the base itself without a head."""
     if codes is None:
         return base
     config = drafter.config
     codes = codes[..., config.pure_draft_prefix_len :, :]
-    residual = drafter.apply({"params": params}, codes, method=lambda drafter, codes: drafter.head.residual(codes))
+    residual = drafter.bind({"params": params}).head.residual(codes)
     return base.at[..., config.suffix_start :, :].add(residual)
 
 
 def batch_gradients(
-    models: Models, batch: Batch, drawn: DrawnBlocks | Labels, objective: Any, accumulate: int
+    models: Models, batch: Batch, blocks: Blocks | Labels, objective: Any, accumulate: int
 ) -> tuple[Sums, dict]:
     """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
 
@@ -159,15 +148,15 @@ def batch_gradients(
 
     if accumulate > 1:
         # Every accumulate-th row, so that each device has its share of every micro-batch.
-        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, drawn))
-        return scan_sum(lambda part, drawn: batch_gradients(models, part, drawn, objective, 1), parts)
+        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, blocks))
+        return scan_sum(lambda part, blocks: batch_gradients(models, part, blocks, objective, 1), parts)
     config = models.drafter.config
     reads_target = objective.settings.reads_target
     features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, reads_target)
     batch_loss = drafter_loss if config.has_backbone else row_loss
 
     def loss_of(params):
-        return batch_loss(models.replace(drafter_params=params), features, batch, drawn, objective, hidden)
+        return batch_loss(models.replace(drafter_params=params), features, batch, blocks, objective, hidden)
 
     (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
     return sums, gradients
@@ -204,20 +193,19 @@ def make_train_step(
         if drafter.config.has_backbone:
             documents = batch["documents"] if "documents" in batch else None
             step_key = jax.random.fold_in(key, state.step)
-            anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
-            drawn = label_blocks(batch, *anchors, drafter.config, settings)
-            objective = settings.objective(curriculum(state.step), drawn.labels.weight)
-            count = drawn.keep.sum()
+            anchors, keep = sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
+            blocks = label_blocks(batch, anchors, keep, drafter.config, settings)
+            labels, count = blocks.labels, keep.sum()
+            objective = settings.objective(curriculum(state.step), labels.weight)
         else:
-            drawn = settings.labels(drafter.config, batch)
-            objective = settings.objective(drafter.config, drawn)
-            count = drawn.label_weights.max(axis=-1).sum()
+            blocks = labels = settings.labels(drafter.config, batch)
+            objective, count = settings.objective(drafter.config, labels), labels.label_weights.max(axis=-1).sum()
         models = Models(target, target_params, drafter, state.params)
-        sums, gradients = batch_gradients(models, batch, drawn, objective, accumulate)
+        sums, gradients = batch_gradients(models, batch, blocks, objective, accumulate)
         metrics = objective.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
         metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": count, "learning_rate": rate}
-        metrics["predictions"] = (drawn.labels if drafter.config.has_backbone else drawn).label_weights.sum()
+        metrics["predictions"] = labels.label_weights.sum()
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}

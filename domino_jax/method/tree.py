@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from domino_jax.method.candidates import Candidates
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.propose import draft_base, known_tokens, slot_candidates
+from domino_jax.method.propose import draft_base, read_prefix, slot_candidates
 from domino_jax.method.rollout import scan_drafts
 from domino_jax.method.sampling import Sampling, process_logits
 from domino_jax.method.settings import DraftSettings
@@ -52,15 +52,15 @@ def roll_out_lanes(
     models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
     """The counterpart of roll_out_head: from z [B, T, D] and base logits float32 [B, M, V] the nodes to choose from."""
-    config, count = models.drafter.config, settings.tree.candidates
-    count = config.candidates(count) if settings.use_head else count
-    candidates = slot_candidates(models, state, base, count, sampling, settings)
+    config = models.drafter.config
+    only = config.only_candidates if settings.use_head else 0
+    candidates = slot_candidates(models, state, base, only or settings.tree.candidates, sampling, settings)
     divisor = _divisor(sampling)
     candidates = candidates._replace(logits=candidates.logits / divisor)
     rest = log_rest(base / divisor, candidates.logits)
-    if settings.use_head and config.only_candidates:
+    if only:
         rest = jnp.full_like(rest, -jnp.inf)  # a selector gives the other tokens no probability
-    return grow_lanes(models, known_tokens(models, state), z, candidates, rest, sampling, settings)
+    return grow_lanes(models, read_prefix(models, state), z, candidates, rest, sampling, settings)
 
 
 def _divisor(sampling: Sampling) -> jax.Array:
@@ -79,7 +79,7 @@ def log_rest(base: Logits, candidates: jax.Array) -> jax.Array:
 
 def grow_lanes(
     models: Models,
-    known: jax.Array,
+    prefix_tokens: jax.Array,
     z: jax.Array,
     candidates: Candidates,
     rest: jax.Array,
@@ -89,29 +89,29 @@ def grow_lanes(
     """Follows the W likeliest paths depth by depth, each with a separate state of the head.
 
     Args:
-        known, z: as for roll_out.
+        prefix_tokens, z: as for roll_out.
         candidates: of each depth, with logits divided by `_divisor`, and the target's noise where the draft shares it.
         rest: log_rest of the other logits, float32 [B, M].
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     per_depth = {**candidates._asdict(), "rest": rest}
-    head = ()
+    state = ()
     if settings.use_head:
-        halves, lead = models.head_hidden_half(z), known.shape[1] - 1
-        per_depth["half"] = halves[:, lead : lead + depths]
-        per_depth["rows"] = models.head_rows(candidates.columns)
-        head = models.head_start(batch, lanes)
-        for index in range(lead):
-            tokens = jnp.broadcast_to(known[:, index, None], (batch, lanes))
-            head, _ = models.head_step(head, tokens, halves[:, index, None])
+        z_terms, extra = models.head.z_terms(z), prefix_tokens.shape[1] - 1
+        per_depth["terms"] = z_terms[:, extra : extra + depths]
+        per_depth["rows"] = models.head.rows(candidates.columns)
+        state = models.head.initial_state(batch, lanes)
+        for index in range(extra):
+            tokens = jnp.broadcast_to(prefix_tokens[:, index, None], (batch, lanes))
+            state, _ = models.head.step(state, models.head_inputs(tokens), z_terms[:, index, None])
 
     def deepen(carry, at):
-        scores, slots, tokens, head = carry
+        scores, slots, tokens, state = carry
         depth, here = at
         logits = here["logits"][:, None]  # [B, 1 or W, Q]
         if settings.use_head:
-            head, code = models.head_step(head, tokens, here["half"][:, None])
-            change = models.residual_of(code, here["rows"])
+            state, code = models.head.step(state, models.head_inputs(tokens), here["terms"][:, None])
+            change = models.head.residual_of(code, here["rows"])
             prefix = models.drafter.config.pure_draft_prefix_len
             logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
         shared = None if here["noise"] is None else here["noise"][:, None]
@@ -121,14 +121,14 @@ def grow_lanes(
         tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
         level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
         slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
-        head = jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(lane, range(2, x.ndim)), axis=1), head)
-        return (scores, slots, tokens, head), level
+        state = jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(lane, range(2, x.ndim)), axis=1), state)
+        return (scores, slots, tokens, state), level
 
     scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
     slots = jnp.full((batch, lanes), ROOT)
-    tokens = jnp.broadcast_to(known[:, -1:], (batch, lanes))
+    tokens = jnp.broadcast_to(prefix_tokens[:, -1:], (batch, lanes))
     by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
-    _, levels = scan_drafts(deepen, (scores, slots, tokens, head), (jnp.arange(depths), by_depth))
+    _, levels = scan_drafts(deepen, (scores, slots, tokens, state), (jnp.arange(depths), by_depth))
     return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))
 
 

@@ -1,5 +1,6 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -22,8 +23,9 @@ from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers
 from domino_jax.method.curriculum import lambda_base
+from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.fields import recipe_keys
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings
-from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
@@ -104,12 +106,8 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
 def keys_of_fields(config) -> dict[str, str]:
     """{field of the drafter's config: the recipe's key}."""
     head = config.drafter.head
-    keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *KINDS}}
-    for field in KINDS[head].recipe_fields(config):
-        for name in KINDS[head].recipe_keys:  # a head's section has a field under the last words of its name
-            if field == name or field.endswith(f"_{name}"):
-                keys[field] = f"drafter.{head}.{name}"
-    return keys
+    keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *CONFIGS}}
+    return keys | {field: f"drafter.{head}.{name}" for field, (name, _) in recipe_keys(CONFIGS[head]).items()}
 
 
 def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:
@@ -129,7 +127,10 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
         "conv_kernel_size": taps,
         "conv_group_size": CHANNELS_PER_FILTER if taps else 0,
     }
-    return KINDS[choices.head].for_recipe(config, target, shared)
+    drafter = CONFIGS[choices.head]
+    if not drafter.has_backbone:
+        shared = {name: value for name, value in shared.items() if name in drafter.reads}
+    return drafter.for_target(target, **{**drafter.new, **shared, **drafter.recipe_fields(config)})
 
 
 def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:
@@ -177,14 +178,18 @@ def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformat
 
 
 def loss_settings(config) -> LossSettings | Eagle3Settings:
-    """The loss of a recipe."""
-    train = config.train
-    shared = {
+    """The loss of a recipe: each of its choices that the recipe has a key for."""
+    train, head = config.train, config.drafter.head
+    choices = {
         "gamma": None if math.isinf(train.gamma) else train.gamma,
+        "dpace_alpha": train.dpace_alpha,
         "drafted_tokens": train.head_tokens == "drafts",
         "frozen_backbone": train.frozen_backbone is not None,
+        **(config.drafter[head] if head in config.drafter else {}),
     }
-    return KINDS[config.drafter.head].loss_settings(config, shared)
+    has_choice = "loss" in CONFIGS[head].reads
+    loss = LossSettings if has_choice and train.loss == "cross_entropy" else CONFIGS[head].loss
+    return loss(**{field.name: choices[field.name] for field in dataclasses.fields(loss) if field.name in choices})
 
 
 def optimizer_of(train) -> optax.GradientTransformation:

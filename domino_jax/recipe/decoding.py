@@ -30,7 +30,7 @@ from domino_jax.evals.predicted import predicted_rounds
 from domino_jax.evals.prompts import Prompt, prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, write_report
 from domino_jax.evals.run_info import PromptSource, RunInfo
-from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
+from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter
 from domino_jax.method.pair import Models
 from domino_jax.models.sharding import replicated
 from domino_jax.recipe import cli
@@ -213,7 +213,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
 def final_settings(config, head: str) -> DecodeSettings:
     """The recipe's decode settings that a training run of a drafter with this head ends with."""
     requested = decode_settings(config.decode, head, config.data.train)
-    modes = supported_modes(requested.modes, KINDS[head])
+    modes = supported_modes(requested.modes, CONFIGS[head])
     return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
 
 

@@ -12,7 +12,9 @@ from collections.abc import Collection
 from ml_collections import config_dict
 
 from domino_jax.decoding.settings import BASELINE, MODES, refused_mode
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.config import CURRICULUM
+from domino_jax.method.drafters import CONFIGS
+from domino_jax.method.losses import LossSettings
 from domino_jax.method.settings import Problem, TreeSettings
 from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
@@ -20,9 +22,10 @@ from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
-# Keys of the train section for drafters of blocks, for those of them with a head, and for λ, which Domino's loss has.
-OF_BLOCKS, OF_HEADS = ("num_anchors", "remat", "loss", "gamma", "dpace_alpha"), ("head_tokens", "frozen_backbone")
-CURRICULUM = ("lambda_start", "lambda_decay_ratio")
+# Keys that the common loss reads with any head that has a loss of its own.
+COMMON = ("dpace_alpha", *CURRICULUM)
+# Keys of the drafter and train sections that not all drafters read.
+READ_BY_SOME = frozenset(name for drafter in CONFIGS.values() for name in drafter.reads)
 # Values that ask for nothing: all others, in a recipe too, are refused where they are not read.
 OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.head_tokens": "text", "train.frozen_backbone": None}
 
@@ -84,16 +87,16 @@ def unread(key: str, head: str, loss: str = "own", dpace_alpha: float | None = N
 
     loss, dpace_alpha: of the train section.
     """
-    kind, (section, name, *of_head) = KINDS[head], key.split(".") if "." in key else (key, "")
-    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path") or name in kind.reads:
+    drafter, (section, _, name) = CONFIGS[head], key.partition(".")
+    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path"):
         return None
-    wrong = not kind.has_backbone and (section == "drafter" or name in OF_BLOCKS)
-    wrong |= not kind.has_head and name in (*OF_HEADS, *CURRICULUM) or name == "head_tokens" and not kind.reads_drafts
-    if name != head if of_head else wrong:
-        return f"drafter.head {head} does not read it; leave it out"
-    if loss == "own" and kind.own_loss and (name in CURRICULUM or (name == "dpace_alpha" and not kind.own_dpace)):
+    has_choice = "loss" in drafter.reads and drafter.loss is not LossSettings
+    read = (*drafter.reads, *COMMON) if has_choice and loss != "own" else drafter.reads
+    if has_choice and name in COMMON and name not in read:
         change = "leave it out, or set --config.train.loss=cross_entropy"
         return f"drafter.head {head} has its own loss, which does not read it; {change}"
+    if (name not in read) if name in READ_BY_SOME else ("." in name and not name.startswith(f"{head}.")):
+        return f"drafter.head {head} does not read it; leave it out"
     if name == "gamma" and dpace_alpha is not None:
         return "train.dpace_alpha replaces the decay; leave one of the two out"
     return None
@@ -114,7 +117,7 @@ def _window_rules(drafter) -> list[Rule]:
 
 def _training_rules(config) -> list[Rule]:
     data, train = config.data, config.train
-    anchors = train.num_anchors < data.max_length or not KINDS[config.drafter.head].has_backbone  # which draw none
+    anchors = train.num_anchors < data.max_length or not CONFIGS[config.drafter.head].has_backbone  # which draw none
     return [
         (
             anchors,
@@ -135,7 +138,7 @@ def _start_rules(config) -> list[Rule]:
     path, start = train.frozen_backbone, train.start_from
     return [
         (
-            start is None or (bool(start) and KINDS[head].has_backbone),
+            start is None or (bool(start) and CONFIGS[head].has_backbone),
             "train.start_from",
             f"name a drafter's folder, or leave it out; the draft vocabulary of drafter.head {head} is counted in the"
             " rows of each run, so it takes no weights",
@@ -186,7 +189,7 @@ def _mesh_rules(section: str, mesh) -> list[Rule]:
 def _check_final_decoding(config) -> None:
     """Refuses before the training what the final decoding would refuse after it."""
     decode, head = config.decode, config.drafter.head
-    modes, kind = modes_of(decode, head), KINDS[head]
+    modes, kind = modes_of(decode, head), CONFIGS[head]
     for mode in modes:
         refused = refused_mode(mode, kind)
         require(config, refused is None, "drafter.head", f"of decode.modes, which eval.final decodes in, {refused}")

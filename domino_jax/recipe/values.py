@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from domino_jax.decoding.settings import TREE, DecodeSettings, default_modes
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.settings import TreeSettings
 
 COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
@@ -11,17 +11,19 @@ COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode sect
 
 def shifts_labels(drafter) -> bool:
     """drafter.shift_label, or what public checkpoints of its head have: servers take plain DFlash as unshifted."""
-    return KINDS[drafter.head].shifts_labels if drafter.shift_label is None else drafter.shift_label
+    new = CONFIGS[drafter.head].new.get("shift_label", False)
+    return new if drafter.shift_label is None else drafter.shift_label
 
 
 def convolution_taps(drafter) -> int:
     """drafter.conv_kernel_size, or what public checkpoints of its head have."""
-    return KINDS[drafter.head].conv_taps if drafter.conv_kernel_size is None else drafter.conv_kernel_size
+    new = CONFIGS[drafter.head].new.get("conv_kernel_size", 0)
+    return new if drafter.conv_kernel_size is None else drafter.conv_kernel_size
 
 
 def modes_of(decode, head: str) -> tuple[str, ...]:
     """decode.modes, or where they are left open those of a drafter with this head."""
-    return default_modes(KINDS[head]) if decode.modes is None else tuple(decode.modes)
+    return default_modes(CONFIGS[head]) if decode.modes is None else tuple(decode.modes)
 
 
 def width_of(decode, set_keys: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows, mark_answers
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, last_answer
 from domino_jax.decoding.requests import Request
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.models.sharding import row_shards
@@ -46,7 +46,7 @@ def run_preflight(
     """
     numbers = np.random.default_rng(seed).permutation(len(rows))[:READ_ROWS]
     sample = [rows[int(number)] for number in numbers]
-    mask_token_id = drafter.mask_token_id if drafter.has_backbone else None
+    mask_token_id = drafter.mask_token_id
     for row_id, row in sample if mask_token_id is not None else ():
         if (row.token_ids == mask_token_id).any():  # it would be a draft and a label at once
             raise DataError(

@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows_in
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.layers import Matrix
 from domino_jax.models.quantized import is_quantized

@@ -12,15 +12,18 @@ import jax
 import numpy as np
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.config_keys import either, section
+from domino_jax.method.config_keys import read_key, section
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyConfig, config_class, new_drafter
+from domino_jax.method.drafters import AnyConfig, config_class, new_drafter
+from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import Entry, rename, table_of
+from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, rename, table_of
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 
+# {a tensor of the target of which a folder may store a copy: its name in the target's}.
+COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 
 
@@ -45,8 +48,11 @@ def load_drafter(
     """
     tensors = hf.open_tensors(hf.drafter_folder(path))
     config = read_drafter_config(path, target).with_tensors(tensors)
-    speculators.check_copies(tensors, target_path, config.copies)
-    skipped, table = (*config.copies, *speculators.UNUSED), drafter_table(config)
+    table = drafter_table(config)
+    stored = {entry.name for entry in table}
+    copies = {name: original for name, original in COPIES.items() if name not in stored}
+    speculators.check_copies(tensors, target_path, copies)
+    skipped = (*copies, *speculators.UNUSED)
     return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
 
 
@@ -80,16 +86,16 @@ def save_drafter(
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     tensors = file_tensors(drafter_table(config), params, dtype) | config.extra_tensors()
     if format == formats.SPECULATORS:
-        tensors = {rename(name, config.speculators_names): tensor for name, tensor in tensors.items()}
+        tensors = {rename(name, config.speculators.tensor_names): tensor for name, tensor in tensors.items()}
     hf.write_folder(folder, tensors, raw)
 
 
 def stored_head(path: str | Path) -> str:
-    """The head (kinds.KINDS) of the drafter at `path`, without reading its weights; paths as for load_drafter."""
+    """The head (drafters.CONFIGS) of the drafter at `path`, without reading its weights; paths as for load_drafter."""
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
     with hf.naming(folder):
         raw = speculators.flattened(raw) if speculators.is_speculators(raw) else raw
-        kind = config_class(raw, hf.open_tensors(folder))
-        rank = either(raw, section(raw, "dflash_config"), kind.rank_key) if kind.has_head else None
-        return DrafterConfig.head if rank == 0 else kind.head  # a DSpark drafter of rank 0 has none
+        head = config_class(raw, hf.open_tensors(folder)).head
+        rank = read_key(raw, section(raw, "dflash_config"), "markov_rank")
+        return DrafterConfig.head if head == MarkovConfig.head and rank == 0 else head

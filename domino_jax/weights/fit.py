@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.drafters import AnyConfig
+from domino_jax.method.fields import to_speculators
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import speculators
 
@@ -27,16 +28,16 @@ def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None
     """
     raw = config.to_dict()
     if format == SPECULATORS:
-        if not config.speculators_class:
+        if not config.speculators.architecture:
             raise DominoError(f"--format={SPECULATORS} has no form for {config.title} drafters; use {SERVING}.")
-        keys = speculators_keys(config, raw, verifier) | config.to_speculators()
-        return {"architectures": [config.speculators_class], "block_size": config.block_size, **keys}
-    if format == SPECFORGE and config.specforge_class:
-        return {**raw, "architectures": [config.specforge_class]}
+        keys = speculators_keys(config, raw, verifier) | to_speculators(config, DrafterConfig)
+        return {"architectures": [config.speculators.architecture], "block_size": config.block_size, **keys}
+    if format == SPECFORGE and config.servers.specforge:
+        return {**raw, "architectures": [config.servers.specforge]}
     # These keys do not state it: there, full layers always read the whole block.
     stated = not config.has_backbone or not (config.is_causal and "full_attention" in raw["layer_types"])
     plain = config.has_backbone and not config.has_head and stated
-    if format == SERVING and plain and config.vllm_refusal() is None and is_hub_id(verifier):
+    if format == SERVING and plain and config.server_refusals()[1] is None and is_hub_id(verifier):
         raw |= speculators_keys(config, raw, verifier)
     return raw
 
@@ -50,7 +51,7 @@ def speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) 
     """
     proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_drafts}
     return {
-        "speculators_model_type": config.speculators,
+        "speculators_model_type": config.speculators.name,
         "transformer_layer_config": {name: raw[name] for name in speculators.LAYER_KEYS},
         speculators.LAYER_IDS: [index + 1 for index in config.target_layer_ids],
         "mask_token_id": config.mask_token_id,
@@ -58,7 +59,7 @@ def speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) 
         "sample_from_anchor": config.shift_label,
         "sliding_window_non_causal": config.is_causal is False,
         "speculators_config": {
-            "algorithm": config.speculators,
+            "algorithm": config.speculators.name,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": verifier, "architectures": []},
@@ -79,7 +80,7 @@ def hub_id(path: str) -> str | None:
 
 def serving_note(config: AnyConfig) -> str | None:
     """A sentence for whoever exports a drafter that no other released server drafts with; None for the others."""
-    reasons = config.sglang_refusal(), config.vllm_refusal()
+    reasons = config.server_refusals()
     if None in reasons:
         return None
     return (

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from domino_jax.method.drafter import quantized_matrices, rows_together
-from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.qwen3 import Qwen3

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.method.drafter import init_drafter_params, rows_together
-from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.layers import INIT_STD

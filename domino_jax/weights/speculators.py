@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domino_jax.method.config_keys import boolean, integer, lacks, listed, section
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.config_keys import integer, missing_keys, read_list, read_switch, section
+from domino_jax.method.drafters import CONFIGS
+from domino_jax.method.fields import fields_of, from_speculators
 from domino_jax.method.heads import eagle3
-from domino_jax.method.kinds import KINDS
 from domino_jax.models.tables import EMBEDDING
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
@@ -51,7 +53,7 @@ _DEFAULTS = {
     },
 }
 _DEFAULT_THETA = 10_000.0
-_BLOCK_DRAFTERS = {kind.speculators: kind for kind in KINDS.values() if kind.has_backbone}
+_BLOCK_DRAFTERS = {config.speculators.name: config for config in CONFIGS.values() if config.has_backbone}
 
 
 def is_speculators(raw: dict[str, Any]) -> bool:
@@ -78,26 +80,36 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
             f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; supported are"
             f" {names}."
         )
-    kind = _BLOCK_DRAFTERS[algorithm]
-    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *kind.speculators_keys.values())
-    whole_blocks = boolean(raw, {}, "sliding_window_non_causal")
+    drafter = _BLOCK_DRAFTERS[algorithm]
+    of_head = (field.speculators or field.name for field in fields_of(drafter, DrafterConfig))
+    needed = (*drafter.speculators.needed, *of_head)
+    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *needed)
+    whole_blocks = read_switch(raw, {}, "sliding_window_non_causal")
     layer = _layer(raw, "qwen3")
     return {
         **layer,
         "draft_vocab_size": raw["draft_vocab_size"],
-        "architectures": [kind.architecture],
-        "use_sliding_window": "sliding_attention" in listed("layer_types", layer.get("layer_types") or ()),
+        "architectures": [drafter.architecture],
+        "use_sliding_window": "sliding_attention" in read_list("layer_types", layer.get("layer_types") or ()),
         "block_size": raw["block_size"],
         "num_target_layers": target_layers,
         # Full layers always read the whole block there; absent, only the sliding ones are causal, as in public files.
-        "is_causal": False if (kind.whole_blocks if whole_blocks is None else whole_blocks) else None,
+        "is_causal": False if (drafter.speculators.whole_blocks if whole_blocks is None else whole_blocks) else None,
         "dflash_config": {
             "mask_token_id": raw["mask_token_id"],
-            "target_layer_ids": [integer(LAYER_IDS, index) - 1 for index in listed(LAYER_IDS, raw[LAYER_IDS])],
-            "sample_from_anchor": bool(boolean(raw, {}, "sample_from_anchor")),
-            **kind.from_speculators(raw),
+            "target_layer_ids": [integer(LAYER_IDS, index) - 1 for index in read_list(LAYER_IDS, raw[LAYER_IDS])],
+            "sample_from_anchor": bool(read_switch(raw, {}, "sample_from_anchor")),
+            **_head_keys(drafter, raw),
         },
     }
+
+
+def _head_keys(drafter: type[DrafterConfig], raw: dict[str, Any]) -> dict[str, Any]:
+    """The head's keys of dflash_config."""
+    name = drafter.speculators.name
+    projector = {"projector_type": name} if name in drafter.known_by else {}
+    more = {name: raw[name] for name in (*drafter.needed, *drafter.own_keys) if name in raw}
+    return projector | from_speculators(drafter, raw, DrafterConfig) | more
 
 
 def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +127,7 @@ def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
 def _demand(raw: dict[str, Any], *names: str) -> None:
     missing = [name for name in names if raw.get(name) is None]
     if missing:
-        raise lacks(f"speculators, {raw['speculators_model_type']}", *missing)
+        raise missing_keys(f"speculators, {raw['speculators_model_type']}", *missing)
 
 
 def _layer(raw: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.studies import ablations
 from benchmarks.studies.head_variants import ARMS, variants
 from configs import tiny
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
 from domino_jax.recipe import rules
 
 TRAININGS = {
@@ -33,7 +33,7 @@ def test_every_table_of_ablations_has_the_recipe_and_every_variant_a_table():
 
 def test_every_head_is_compared_and_every_drafter_is_in_an_arm():
     drafters = variants(16)
-    assert {one.changes["drafter.head"] for one in drafters.values()} == set(KINDS)
+    assert {one.changes["drafter.head"] for one in drafters.values()} == set(CONFIGS)
     assert {name for arm in ARMS.values() for name in arm.variants} == set(drafters)
 
 

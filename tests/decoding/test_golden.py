@@ -14,10 +14,11 @@ import pytest
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, selector_outputs
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings, eagle3_states, shifted
+from domino_jax.method.heads.eagle3_loss import Eagle3Settings, eagle3_states, shift
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.xpress import XpressSettings
-from domino_jax.method.losses import Labels, LossSettings, Outputs, Parts
+from domino_jax.method.losses import Labels, LossSettings, Outputs
+from domino_jax.method.sliced_loss import SlicedForward
 from domino_jax.method.step import batch_gradients, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models
 from tests.helpers.models import (
@@ -159,14 +160,14 @@ def xpress_arrays(name: str) -> dict[str, np.ndarray]:
     """The blocks of xPress, and the tokens and logits of the rounds of its loss."""
     models, anchors = golden_models(name), drawn_blocks(name)[0]
     config, arrays = models.drafter.config, dual_arrays(name)
-    before = blocks.head_tokens(batch_of(name)["tokens"], anchors, config.num_drafts, config.lead)
+    before = blocks.head_tokens(batch_of(name)["tokens"], anchors, config.num_drafts, config.extra_slots)
     objective = XpressSettings().objective(0.0, 1.0)
 
     @jax.jit
     def run(models, z, base):
-        usual = Parts(lambda *_: Outputs(base, base), models.drafter_params["head"], (z, None))
-        parts = objective.parts(usual, models, models.draft_logits, None, before)
-        rounds = parts.outputs_of(parts.params, *parts.inputs, parts.states).extra[0]
+        default = SlicedForward(lambda *_: Outputs(base, base), models.drafter_params["head"], (z, None))
+        forward = objective.forward(default, models, models.draft_logits, None, before)
+        rounds = forward.outputs_of(forward.params, *forward.inputs, forward.states).extra[0]
         choices = jnp.argmax(jnp.stack([base, *rounds[:-1]]), axis=-1)
         return rounds[-1], choices
 
@@ -239,10 +240,10 @@ def settings_of(name: str, variant: str):
 
 def eagle3_reference_labels(batch: dict[str, jax.Array], passes: int) -> Labels:
     """The public trainers count a row where the token two places before its label is supervised, but for the last."""
-    mask = shifted((batch["loss_mask"] > 0.5).astype(jnp.float32).at[:, -1].set(0.0), 1)
-    rows = [mask * shifted(jnp.ones_like(mask), 1 + index) for index in range(passes)]
+    mask = shift((batch["loss_mask"] > 0.5).astype(jnp.float32).at[:, -1].set(0.0), 1)
+    rows = [mask * shift(jnp.ones_like(mask), 1 + index) for index in range(passes)]
     weights = jnp.stack(rows, axis=2)
-    return Labels(jnp.broadcast_to(shifted(batch["tokens"], -1)[:, :, None], weights.shape), weights, weights)
+    return Labels(jnp.broadcast_to(shift(batch["tokens"], -1)[:, :, None], weights.shape), weights, weights)
 
 
 def models_of(name: str, variant: str):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from domino_jax.method.candidates import Candidates, pick_candidates
-from domino_jax.method.propose import draft_base, known_tokens, propose
-from domino_jax.method.rollout import draft_in_passes, settle
+from domino_jax.method.propose import draft_base, propose, read_prefix
+from domino_jax.method.rollout import choose_drafts, draft_in_passes
 from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.method.step import corrected
+from domino_jax.method.step import correct_logits
 from tests.decoding.test_golden import SETS, close, models_of
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import GOLDEN_SETS, load_golden, reference_accept_lengths
@@ -56,21 +56,19 @@ def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
     config, before = models.drafter.config, jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
     z, base, _ = draft_base(models, state)
     if config.head == "dflash2":
-        candidates = pick_candidates(base, config.candidates(0))
-        codes = models.head_step((), before, models.head_hidden_half(z))[1]
-        change = models.residual_of(codes[:, :, None], models.head_rows(candidates.tokens))[:, :, 0]
+        candidates = pick_candidates(base, config.only_candidates)
+        codes = models.head.step((), before, models.head.z_terms(z))[1]
+        change = models.head.residual_of(codes[:, :, None], models.head.rows(candidates.tokens))[:, :, 0]
         scores = candidates.logits + change
         ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.tokens}
         return ours | {"candidate_scores": scores}
     if config.head == "xpress":
-        codes = models.head_codes(
-            models.head_hidden_half(z), jnp.concatenate([known_tokens(models, state), drafts[:, :-1]], axis=1)
-        )
-        return {"block_hidden": z, "base_logits": base, "final_logits": base + models.residual(codes[:, 1:])}
-    method = {"method": lambda drafter: drafter.head.codes(z, before)}
-    codes = models.drafter.apply({"params": models.drafter_params}, **method)
-    final = corrected(models.drafter, models.drafter_params, base, codes)
-    confidence = {"confidence_logits": models.confidence(z, before)} if config.enable_confidence_head else {}
+        previous = jnp.concatenate([read_prefix(models, state), drafts[:, :-1]], axis=1)
+        codes = models.head.codes(models.head.z_terms(z), previous)
+        return {"block_hidden": z, "base_logits": base, "final_logits": base + models.head.residual(codes[:, 1:])}
+    codes = models.head.codes(models.head.z_terms(z), before)
+    final = correct_logits(models.drafter, models.drafter_params, base, codes)
+    confidence = {"confidence_logits": models.head.confidence(z, before)} if config.enable_confidence_head else {}
     return {"block_hidden": z, "base_logits": base, "final_logits": final} | confidence
 
 
@@ -109,9 +107,9 @@ def test_sampled_passes_of_xpress_share_the_noise_of_the_reference():
     @jax.jit
     def drafted(models, state):
         z, base, _ = draft_base(models, state)
-        choose = functools.partial(settle, sampling=SamplingParams(figures["temperature"]))
+        choose = functools.partial(choose_drafts, sampling=SamplingParams(figures["temperature"]))
         candidates = Candidates(None, base, jnp.asarray(arrays["sample.noise"]))
-        known, count = known_tokens(models, state), figures["num_passes"]
+        known, count = read_prefix(models, state), figures["num_passes"]
         return draft_in_passes(models, known, z, candidates, count, choose).tokens
 
     assert drafted(golden_models("xpress"), prefixes("xpress")).tolist() == arrays["sample.tokens"].tolist()
@@ -120,7 +118,9 @@ def test_sampled_passes_of_xpress_share_the_noise_of_the_reference():
 def test_every_step_of_an_eagle3_chain_matches_the_reference():
     """States and logits of six steps, each fed with the draft before it."""
     a, models, state = load_golden("eagle3").arrays, golden_models("eagle3"), prefixes("eagle3")
-    step = jax.jit(lambda rows, hidden, tokens, slots: models.draft_step(rows, hidden, models.embed(tokens), slots))
+    step = jax.jit(
+        lambda rows, hidden, tokens, slots: models.bound.draft_step(rows, hidden, models.embed(tokens), slots)
+    )
     (rows, hidden), tokens = state.draft_cache, np.concatenate([state.anchors[:, None], a["draft.tokens"]], axis=1)
     for index in range(6):
         logits, hidden, rows = step(rows, hidden, tokens[:, index].astype(np.int32), state.lengths - 1 + index)

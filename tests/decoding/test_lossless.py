@@ -22,8 +22,8 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import refused_mode
 from domino_jax.decoding.width import Choice, WidthController
 from domino_jax.method import exact, rounds
-from domino_jax.method.kinds import KINDS
-from domino_jax.method.rollout import settle
+from domino_jax.method.drafters import CONFIGS
+from domino_jax.method.rollout import choose_drafts
 from domino_jax.method.sampling import choice_values
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
@@ -99,9 +99,9 @@ def head_of(drafter: str) -> str:
 def valid(drafter, mode, width, tokens, eight_bits, **_) -> bool:
     """Whether the case is different from all others: plain decoding reads no drafter."""
     mode, _, planted = mode.partition(" ")
-    if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
+    if width == "in passes" and (mode != "draft" or not CONFIGS[head_of(drafter)].has_head):
         return False
-    if tokens and (planted or not KINDS[head_of(drafter)].has_backbone):
+    if tokens and (planted or not CONFIGS[head_of(drafter)].has_backbone):
         return False
     if eight_bits == "drafter" and (planted or mode == "autoregressive"):
         return False
@@ -109,7 +109,7 @@ def valid(drafter, mode, width, tokens, eight_bits, **_) -> bool:
         return (drafter, width, tokens) == ("domino", "all", 0)
     if mode == "backbone":
         return drafter in ("domino", "markov rnn", "dflash2")
-    return not refused_mode(mode, KINDS[head_of(drafter)])
+    return not refused_mode(mode, CONFIGS[head_of(drafter)])
 
 
 CASES = pairwise(AXES, valid)
@@ -234,12 +234,12 @@ def margins(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str):
     """For every draft how far its value is above the next best one, in place of log_q."""
 
     def with_margin(candidates, sampling, sharpness):
-        drafted = settle(candidates, sampling, sharpness)
+        drafted = choose_drafts(candidates, sampling, sharpness)
         best = jnp.sort(choice_values(candidates.logits, candidates.noise, sampling, sharpness), axis=-1)
         return drafted._replace(log_q=best[..., -1] - best[..., -2])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "settle_scored", with_margin)
+        patch.setattr(exact, "choose_scored_drafts", with_margin)
         return [one.log_q for one in judge(made, drafter, sampling, eight_bits)]
 
 
@@ -345,9 +345,9 @@ def test_one_pass_predicts_the_rounds_of_every_width(drafter):
 
 
 def test_every_head_is_in_the_matrix():
-    assert {head_of(drafter) for drafter in DRAFTERS} == set(KINDS)
+    assert {head_of(drafter) for drafter in DRAFTERS} == set(CONFIGS)
     for mode in ("draft", "tree"):
-        able = {drafter for drafter in DRAFTERS if not refused_mode(mode, KINDS[head_of(drafter)])}
+        able = {drafter for drafter in DRAFTERS if not refused_mode(mode, CONFIGS[head_of(drafter)])}
         assert {case["drafter"] for case in CASES if case["mode"] == mode} == able
 
 

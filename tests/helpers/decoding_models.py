@@ -17,8 +17,8 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
 from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices
+from domino_jax.method.drafters import CONFIGS, AnyDrafter, new_drafter
 from domino_jax.method.heads.eagle3 import Eagle3Config
-from domino_jax.method.kinds import KINDS, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.tree import ancestor_table
@@ -110,7 +110,7 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
         **choices,
     }
     fields = HEAD_SIZES[fields["head"]] | fields
-    drafter = Drafter(KINDS[fields.pop("head")].for_target(target.config, **fields))
+    drafter = Drafter(CONFIGS[fields.pop("head")].for_target(target.config, **fields))
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     return drafter, random_params(shapes, seed)
 

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from domino_jax.method.curriculum import lambda_base
+from domino_jax.method.drafters import new_drafter
 from domino_jax.method.heads.dflash2 import SelectorSettings
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.xpress import XpressSettings
-from domino_jax.method.kinds import new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file, save_file
 from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.drafters import CONFIGS, new_drafter
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
-from domino_jax.method.kinds import KINDS, new_drafter
 from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.pair import Models
-from domino_jax.method.step import DrawnBlocks, corrected, drafter_loss, target_pass
+from domino_jax.method.step import Blocks, correct_logits, drafter_loss, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights.drafter import drafter_table, load_drafter
 from domino_jax.weights.target import load_target
@@ -99,7 +99,7 @@ def tiny_drafter(
         "dflash2": {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
         "xpress": {"xpress_rank": 6, "xpress_mlp_hidden": 10, "xpress_num_passes": 2},
     }
-    config = KINDS[head].for_target(
+    config = CONFIGS[head].for_target(
         target_config,
         num_layers=layers,
         mask_token_id=target_config.vocab_size - 1,
@@ -159,12 +159,12 @@ def _teacher_forced(target: _ById, drafter: _ById):
     @jax.jit
     def forward(params, features, tokens, anchors, keep):
         x = run_target(blocks.block_tokens(tokens, anchors, keep, c.block_size, c.mask_token_id), method="embed")
-        inputs = blocks.head_tokens(tokens, anchors, c.num_drafts, c.lead)
+        inputs = blocks.head_tokens(tokens, anchors, c.num_drafts, c.extra_slots)
         if c.reads_embeddings:
             inputs = run_target(inputs, method="embed")
         z, codes = drafter.module.apply({"params": params}, features, x, anchors, keep, inputs)
         base = run_target(z, method="unembed")
-        return {"z": z, "base": base, "final": corrected(drafter.module, params, base, codes)}
+        return {"z": z, "base": base, "final": correct_logits(drafter.module, params, base, codes)}
 
     return forward
 
@@ -182,7 +182,7 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
     return jax.device_get(out | {"features": features})
 
 
-def dual_loss(models: Models, features, batch, drawn: DrawnBlocks, settings: LossSettings, share):
+def dual_loss(models: Models, features, batch, drawn: Blocks, settings: LossSettings, share):
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
     objective = Objective(settings, share, drawn.labels.weight)
     loss, sums = drafter_loss(models, features, batch, drawn, objective)

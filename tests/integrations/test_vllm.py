@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from domino_jax.method.candidates import pick_candidates
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.drafters import new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out
 from domino_jax.models.qwen3 import Qwen3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.heads.domino import DominoHead
-from domino_jax.method.step import corrected
+from domino_jax.method.step import correct_logits
 from domino_jax.models.quantized import quantize, transposed
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
@@ -30,13 +30,12 @@ def random_blocks(blocks=3, slots=4, seed=0):
 def test_stepwise_head_equals_all_positions_at_once():
     head, params = head_alone()
     z, x = random_blocks()
-    whole = head.apply(params, head.apply(params, z, x, method="codes"), method="residual")
-    state = head.apply(params, 3, method="initial_state")
+    bound = head.bind(params)
+    whole = bound.residual(bound.codes(bound.z_terms(z), x))
+    state = bound.initial_state(3)
     for slot in range(4):
-        half = head.apply(params, z[:, slot], method="hidden_half")
-        state, code = head.apply(params, state, x[:, slot], half, method="step")
-        residual = head.apply(params, code, method="residual")
-        np.testing.assert_allclose(residual, whole[:, slot], atol=1e-5)
+        state, code = bound.step(state, x[:, slot], bound.z_terms(z[:, slot]))
+        np.testing.assert_allclose(bound.residual(code), whole[:, slot], atol=1e-5)
 
 
 def test_the_state_stays_float32_in_a_bfloat16_head():
@@ -48,13 +47,12 @@ def test_the_state_stays_float32_in_a_bfloat16_head():
 def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
     """Two codes of one slot, five tokens."""
     head, params = head_alone()
-    codes = head.apply(params, *random_blocks(blocks=2), method="codes")[:, 0]
+    bound, (z, x) = head.bind(params), random_blocks(blocks=2)
+    codes = bound.codes(bound.z_terms(z), x)[:, 0]
     tokens = jnp.array([7, 0, 79, 7, 3])
-    rows = head.apply(params, tokens, method="rows")
+    rows = bound.rows(tokens)
     assert rows.shape == (5, 6)
-    few = head.apply(params, codes, rows, method="residual_of")
-    whole = head.apply(params, codes, method="residual")
-    np.testing.assert_allclose(few, whole[:, tokens], atol=1e-5)
+    np.testing.assert_allclose(bound.residual_of(codes, rows), bound.residual(codes)[:, tokens], atol=1e-5)
 
 
 @pytest.mark.parametrize("eight_bits", [False, True])
@@ -104,6 +102,6 @@ def test_a_plain_dflash_drafter_has_no_head_and_its_final_logits_are_the_base():
     drafter = tiny_drafter(target.config, head="none", layers=1)
     assert set(drafter.params) == {"backbone"}
     base = jnp.ones((1, 1, 4, 80))
-    assert corrected(drafter.module, drafter.params, base, None) is base
+    assert correct_logits(drafter.module, drafter.params, base, None) is base
     out = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS)
     assert (out["final"] == out["base"]).all()

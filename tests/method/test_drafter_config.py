@@ -3,7 +3,7 @@
 import pytest
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import parse_config
+from domino_jax.method.drafters import parse_config
 from domino_jax.runtime.errors import DataError
 from tests.helpers.public_drafter import PUBLIC_8B
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.method.drafters import new_drafter
 from domino_jax.method.heads.eagle3 import NORMS, Eagle3Config, default_layer_ids
 from domino_jax.method.heads.eagle3_model import attend_passes
-from domino_jax.method.kinds import new_drafter
 from domino_jax.method.pair import TargetRows
 from domino_jax.models import attention
 from domino_jax.runtime.errors import DataError
@@ -57,7 +57,7 @@ def test_the_draft_of_a_row_depends_on_the_anchor_and_on_nothing_after_it():
     models = random_models(head="eagle3")
     rows, fused = models.drafter.init_cache(2, 8)
     embedded = models.embed(jnp.array([3, 4]))
-    logits = models.draft_step(rows, fused + 0.1, embedded, jnp.array([0, 0]))[0]
+    logits = models.bound.draft_step(rows, fused + 0.1, embedded, jnp.array([0, 0]))[0]
     assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from configs import qwen3
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import KINDS, new_drafter
+from domino_jax.method.drafters import CONFIGS, new_drafter
+from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
@@ -46,7 +47,7 @@ def is_allowed(head: str, train: dict) -> bool:
 
 def cases():
     """(head, train section): every different loss of a head, without other choices and with all that it can have."""
-    for head in KINDS:
+    for head in CONFIGS:
         choices = [dict(zip(TRAIN, values, strict=True)) for values in itertools.product(*TRAIN.values())]
         allowed = [train for train in choices if is_allowed(head, train)]
         by_loss = [[train for train in allowed if train["loss"] == loss] for loss in TRAIN["loss"]]
@@ -87,6 +88,6 @@ def test_a_step_moves_every_parameter(head, train):
 
 
 def test_each_head_has_a_case():
-    assert {head for head, _ in CASES} == set(KINDS)
-    own = {head for head, kind in KINDS.items() if kind.own_loss}
+    assert {head for head, _ in CASES} == set(CONFIGS)
+    own = {head for head, kind in CONFIGS.items() if "loss" in kind.reads and kind.loss is not LossSettings}
     assert own <= {head for head, train in CASES if train["loss"] == "cross_entropy"}

@@ -15,8 +15,8 @@ from domino_jax.method.losses import (
     accepted_lengths,
     cross_entropy,
     dpace_weights,
-    sliced_loss,
 )
+from domino_jax.method.sliced_loss import SlicedForward, sliced_loss
 from tests.helpers.models import tiny_drafter, tiny_target
 
 
@@ -179,7 +179,7 @@ def loss_in_slices(settings):
     objective = Objective(settings, SHARE, labels.weight)
 
     def loss_of(matrix, hidden):
-        loss, sums = sliced_loss(losses.Parts(toy_outputs, matrix, (hidden,), HIDDEN @ MATRIX), labels, objective)
+        loss, sums = sliced_loss(SlicedForward(toy_outputs, matrix, (hidden,), HIDDEN @ MATRIX), labels, objective)
         return loss, objective.metrics(sums)
 
     return loss_of

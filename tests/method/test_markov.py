@@ -37,13 +37,14 @@ def test_a_step_with_lanes_gives_the_codes_of_all_slots_at_once(kind):
     """The state goes from slot to slot: started again in every one, an rnn would give other codes from slot 1 on."""
     head, params = head_alone(kind)
     z, tokens = slots()
-    whole = head.apply(params, z, tokens, method="codes")
-    start = state = head.apply(params, 3, 2, method="initial_state")
-    halves = head.apply(params, z, method="hidden_half")
+    bound = head.bind(params)
+    z_terms = bound.z_terms(z)
+    whole = bound.codes(z_terms, tokens)
+    start = state = bound.initial_state(3, 2)
     for slot in range(4):
         lanes = jnp.broadcast_to(tokens[:, slot, None], (3, 2))
-        _, forgetful = head.apply(params, start, lanes, halves[:, slot, None], method="step")
-        state, code = head.apply(params, state, lanes, halves[:, slot, None], method="step")
+        _, forgetful = bound.step(start, lanes, z_terms[:, slot, None])
+        state, code = bound.step(state, lanes, z_terms[:, slot, None])
         for lane in range(2):
             np.testing.assert_allclose(code[:, lane], whole[:, slot], atol=1e-6)
         assert bool(jnp.allclose(forgetful, code)) == (kind != "rnn" or slot == 0)

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.kinds import parse_config
+from domino_jax.method.drafters import parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights.drafter import stored_head
 from tests.helpers.public_drafter import PUBLIC_8B

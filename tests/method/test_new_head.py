@@ -1,4 +1,4 @@
-"""A new head is one file and one line of kinds.KINDS: here a bias on the logits, the same at every slot, and a head
+"""A new head is one file and one line of drafters.py: here a bias on the logits, the same at every slot, and a head
 that attends to the tokens of its block, with keys and values as its state and a parameter beside its modules."""
 
 import dataclasses
@@ -10,9 +10,9 @@ import pytest
 from flax import linen as nn
 
 from configs import qwen3
-from domino_jax.method import kinds
-from domino_jax.method.config import DrafterConfig
-from domino_jax.method.config_keys import either
+from domino_jax.method import drafters
+from domino_jax.method.config import CURRICULUM, DrafterConfig
+from domino_jax.method.fields import field
 from domino_jax.method.head import Head
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -23,57 +23,35 @@ from domino_jax.method.step import make_train_step
 from domino_jax.models.layers import Linear
 from domino_jax.recipe import rules
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.runtime.keys import Key
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.decoding_models import make_generator, random_prompts, random_target, texts
 from tests.helpers.models import random_tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class BiasConfig(DrafterConfig):
-    """bias_rank: the bias is the sum of this many rows."""
-
-    bias_rank: int = 1
-
-    head, title, architecture = "bias", "Bias", "BiasDraftModel"
-    has_head, rank_key = True, "bias_rank"
-    tensor_names = {"backbone.": "", "head.up": "bias"}
-    recipe_keys = {"bias_rank": Key(1, least=1, shape=True)}
-
-    @classmethod
-    def matches(cls, raw, tensors):
-        return cls.architecture in str(raw.get("architectures"))
-
-    @classmethod
-    def head_fields(cls, raw, nested):
-        return super().head_fields(raw, nested) | {"bias_rank": either(raw, nested, "bias_rank")}
-
-    def head_keys(self):
-        top, nested = super().head_keys()
-        return top, {**nested, "bias_rank": self.bias_rank}
-
-    def head_module(self, dtype, whole):
-        return MODULES[type(self)](self, dtype, whole)
 
 
 class BiasHead(Head):
     def setup(self):
         self.up = self.last_matrix()
 
-    def hidden_half(self, z):
+    def z_terms(self, z):
         return jnp.ones((*z.shape[:-1], self.config.bias_rank), self.dtype)
 
-    def step(self, state, x, half):
-        return (), jnp.broadcast_to(half, (*x.shape, self.config.bias_rank))
+    def step(self, state, x, z_terms):
+        return (), jnp.broadcast_to(z_terms, (*x.shape, self.config.bias_rank))
 
-    def codes_after(self, half, x):
-        return half
+    def codes(self, z_terms, x):
+        return z_terms
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryConfig(BiasConfig):
-    head, title, architecture = "memory", "Memory", "MemoryDraftModel"
-    tensor_names = {"backbone.": "", "head.": "memory."}
+class BiasConfig(DrafterConfig):
+    """bias_rank: the bias is the sum of this many rows."""
+
+    bias_rank: int = field(least=1, recipe=1, shape=True)
+
+    head, title, architecture = "bias", "Bias", "BiasDraftModel"
+    known_by, module = ("BiasDraftModel",), BiasHead
+    tensor_names = {"backbone.": "", "head.up": "bias"}
+    reads = (*DrafterConfig.reads, *CURRICULUM)
 
 
 class MemoryHead(Head):
@@ -87,18 +65,18 @@ class MemoryHead(Head):
         """Keys and values [*batch, 2, G, E], and how many there are [*batch]."""
         return jnp.zeros((*batch, 2, self.config.block_size, self.config.bias_rank)), jnp.zeros(batch)
 
-    def hidden_half(self, z):
+    def z_terms(self, z):
         return self.query(z)
 
-    def step(self, state, x, half):
+    def step(self, state, x, z_terms):
         (memory, count), places = state, jnp.arange(self.config.block_size)
         placed = (places == count[..., None])[..., None, :, None]
         memory += placed * self._pairs(x)[..., :, None, :]
-        return (memory, count + 1), self._attend(half, memory, places <= count[..., None])
+        return (memory, count + 1), self._attend(z_terms, memory, places <= count[..., None])
 
-    def codes_after(self, half, x):
+    def codes(self, z_terms, x):
         memory = self._pairs(x).swapaxes(1, 2)[:, None]
-        return self._attend(half, memory, jnp.tri(x.shape[1], dtype=bool))
+        return self._attend(z_terms, memory, jnp.tri(x.shape[1], dtype=bool))
 
     def _pairs(self, x):
         return self.look_up(x)[..., None, :] * self.factors
@@ -109,12 +87,16 @@ class MemoryHead(Head):
         return jnp.einsum("...s,...se->...e", jax.nn.softmax(scores), values)
 
 
-MODULES = {BiasConfig: BiasHead, MemoryConfig: MemoryHead}
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig(BiasConfig):
+    head, title, architecture = "memory", "Memory", "MemoryDraftModel"
+    known_by, module = ("MemoryDraftModel",), MemoryHead
+    tensor_names = {"backbone.": "", "head.": "memory."}
 
 
-@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.head)
+@pytest.mark.parametrize("kind", [BiasConfig, MemoryConfig], ids=lambda kind: kind.head)
 def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monkeypatch, tmp_path):
-    monkeypatch.setitem(kinds.KINDS, kind.head, kind)
+    monkeypatch.setitem(drafters.CONFIGS, kind.head, kind)
     target, target_params = random_target()
     recipe = qwen3.get_config("target")
     recipe.drafter.update({"head": kind.head, "num_layers": 1, "target_layer_ids": (0,), "block_size": 4})
@@ -123,7 +105,7 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monk
     rules.check(recipe, "dry_run", {"drafter.head", f"drafter.{kind.head}.bias_rank"})
     config = drafter_config_of(recipe, target.config)
     assert config.bias_rank == 6
-    drafter = kinds.new_drafter(config)
+    drafter = drafters.new_drafter(config)
     optimizer = make_optimizer("adamw")
     state = jax.jit(lambda key: init_state(drafter, optimizer, key))(jax.random.key(0))
     before = jax.device_get(state.params["head"])
@@ -153,11 +135,11 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monk
     assert [texts(generator.generate(prompts, mode)) for mode in ("draft", "tree")] == [plain, plain]
 
     block, known = jax.random.normal(jax.random.key(2), (2, 4, 32)), jnp.arange(8).reshape(2, 4)
-    halves, head, codes = models.head_hidden_half(block), models.head_start(2), []
+    z_terms, state, codes = models.head.z_terms(block), models.head.initial_state(2), []
     for slot in range(4):
-        head, code = models.head_step(head, known[:, slot], halves[:, slot])
+        state, code = models.head.step(state, known[:, slot], z_terms[:, slot])
         codes.append(code)
-    np.testing.assert_allclose(jnp.stack(codes, 1), models.head_codes(halves, known), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jnp.stack(codes, 1), models.head.codes(z_terms, known), rtol=1e-5, atol=1e-6)
 
     save_drafter(tmp_path, config, jax.device_get(state.params), "float32")
     assert stored_head(tmp_path) == kind.head

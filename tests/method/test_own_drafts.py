@@ -11,7 +11,7 @@ from domino_jax.method import blocks
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import greedy_tokens
-from domino_jax.method.step import corrected, label_blocks, target_pass
+from domino_jax.method.step import correct_logits, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_drafter, tiny_target
 
 ROWS, LENGTH = 2, 16
@@ -41,8 +41,8 @@ def plainly_drafted(models, z):
     tokens = [first]
     for slot in range(config.num_drafts - 1):
         rest = [first] * (config.num_drafts - len(tokens))  # not read by the slots up to this one
-        codes = models.block_codes(z, jnp.stack([*tokens, *rest], axis=-1))
-        final = corrected(models.drafter, models.drafter_params, base, codes)
+        codes = models.bound.codes(z, models.head_inputs(jnp.stack([*tokens, *rest], axis=-1)))
+        final = correct_logits(models.drafter, models.drafter_params, base, codes)
         tokens.append(jnp.argmax(final[:, :, config.first_slot + slot], axis=-1))
     return np.stack(tokens, axis=-1)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from domino_jax.method.candidates import pick_candidates, with_noise
-from domino_jax.method.propose import draft_base, draft_positions, known_tokens
-from domino_jax.method.rollout import draft_in_passes, roll_out, settle
+from domino_jax.method.propose import draft_base, draft_positions, read_prefix
+from domino_jax.method.rollout import choose_drafts, draft_in_passes, roll_out
 from domino_jax.method.settings import SamplingParams
 from tests.helpers.decoding_models import make_generator, random_models
 
@@ -30,11 +30,11 @@ def drafted(models, state, choice="greedy", drafts=None):
     """(drafts after 0, 1, … M + 1 passes, those of the roll-out), the first ones without the head."""
     sampling, count = CHOICES[choice]
     z, base, _ = draft_base(models, state, drafts)
-    candidates = pick_candidates(base, models.drafter.config.candidates(count))
+    candidates = pick_candidates(base, models.drafter.config.only_candidates or count)
     if not sampling.kind.greedy:
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
-    choose = functools.partial(settle, sampling=sampling)
-    known, passes = known_tokens(models, state), range(1, base.shape[1] + 2)
+    choose = functools.partial(choose_drafts, sampling=sampling)
+    known, passes = read_prefix(models, state), range(1, base.shape[1] + 2)
     each = [draft_in_passes(models, known, z, candidates, count, choose).tokens for count in passes]
     return jnp.stack([choose(candidates).tokens, *each]), roll_out(models, known, z, candidates, choose).tokens
 

@@ -11,7 +11,7 @@ import pytest
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.sampling import choose
 from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.method.step import corrected
+from domino_jax.method.step import correct_logits
 from tests.helpers.decoding_models import make_generator, random_models, with_window
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
@@ -45,7 +45,7 @@ def taught(models, tokens, anchor, consumed):
     arguments = (features, models.embed(block), anchor[None, None], jnp.ones((1, 1), bool), inputs)
     z, codes = models.drafter.apply({"params": models.drafter_params}, *arguments)
     base = models.unembed(z)
-    final = corrected(models.drafter, models.drafter_params, base, codes)
+    final = correct_logits(models.drafter, models.drafter_params, base, codes)
     return z[0, 0], base[0, 0], final[0, 0]
 
 
@@ -82,7 +82,7 @@ def test_a_finished_row_without_room_for_a_block_keeps_the_text_that_a_window_re
     slots = state.draft_cache[0][0].shape[2]
     models = with_window(models, 2 * slots)
     block = jnp.zeros((2, models.drafter.config.block_size, models.target.config.hidden_size))
-    after = models.draft_hidden(state.draft_cache, block, jnp.array([slots, slots - 1]))[1]
+    after = models.bound.draft_hidden(state.draft_cache, block, jnp.array([slots, slots - 1]))[1]
     for before, written in zip(jax.tree.leaves(state.draft_cache), jax.tree.leaves(after), strict=True):
         assert (before == written).all()
 

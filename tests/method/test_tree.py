@@ -85,9 +85,13 @@ def test_one_lane_drafts_the_chain_with_noise_and_without_a_head(use_head):
 def head_logits(models, z, base, anchor, paths):
     """Corrected logits float32 [P, M, V] at every depth of P paths int32 [P, M]; depth i has consumed i drafts."""
     consumed = jnp.concatenate([jnp.full((paths.shape[0], 1), anchor), paths[:, :-1]], axis=1)
-    slots = (consumed.T, models.head_hidden_half(z)[: len(base), None])
-    codes = jax.lax.scan(lambda h, slot: models.head_step(h, *slot), models.head_start(len(paths)), slots)[1]
-    change = models.residual(codes.swapaxes(0, 1))
+    slots = (consumed.T, models.head.z_terms(z)[: len(base), None])
+
+    def step(state, slot):
+        return models.head.step(state, models.head_inputs(slot[0]), slot[1])
+
+    codes = jax.lax.scan(step, models.head.initial_state(len(paths)), slots)[1]
+    change = models.head.residual(codes.swapaxes(0, 1))
     corrected = jnp.arange(len(base))[:, None] >= models.drafter.config.pure_draft_prefix_len
     return base + jnp.where(corrected, change, 0.0)
 

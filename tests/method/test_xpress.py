@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.drafters import new_drafter
+from domino_jax.method.heads.xpress import XpressHead
 from domino_jax.method.propose import propose
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts
@@ -19,12 +20,13 @@ TOKENS = jnp.array([[3, 9, 1, 4, 4, 7]])
 
 def head(shifted=False):
     models = random_models(BLOCK, head="xpress", shift_label=shifted)
-    return models.drafter.config.head_module(jnp.float32, whole=False), models.drafter_params["head"]
+    return XpressHead(models.drafter.config), models.drafter_params["head"]
 
 
 def codes(z, x, params=None):
     module, own = head()
-    return module.apply({"params": params or own}, z, x, method="codes")[0]
+    bound = module.bind({"params": params or own})
+    return bound.codes(bound.z_terms(z), x)[0]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +38,10 @@ def test_steps_with_lanes_give_the_codes_of_a_whole_block(z):
     """As in a tree: every lane has its own tokens before the slots."""
     module, params = head()
     paths = jnp.stack([TOKENS[0], jnp.roll(TOKENS[0], 1)])
-    halves = module.apply({"params": params}, z, method="hidden_half")
-    state = module.apply({"params": params}, 1, 2, method="initial_state")
+    bound = module.bind({"params": params})
+    z_terms, state = bound.z_terms(z), bound.initial_state(1, 2)
     for slot in range(BLOCK):
-        half = halves[:, slot, None]
-        state, code = module.apply({"params": params}, state, paths[None, :, slot], half, method="step")
+        state, code = bound.step(state, paths[None, :, slot], z_terms[:, slot, None])
         for lane in range(2):
             np.testing.assert_allclose(code[0, lane], codes(z, paths[None, lane])[slot], rtol=1e-4, atol=1e-5)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from assets.target_folder import save_target
-from domino_jax.method.kinds import parse_config
+from domino_jax.method.drafters import parse_config
 from domino_jax.method.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError

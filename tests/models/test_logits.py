@@ -42,8 +42,8 @@ def test_the_product_that_makes_logits_has_float32_results(tied, rows, platform)
 def test_the_heads_correction_leaves_its_product_in_float32(method):
     models = in_bfloat16(random_models())
     inner = [jnp.ones((1, 2, 8), BF16)]
-    inner += [models.head_rows(jnp.zeros((1, 4), jnp.int32))] if method == "residual_of" else []
-    kinds = product_types(lambda models, *inner: getattr(models, method)(*inner), models, *inner, platform="tpu")
+    inner += [models.head.rows(jnp.zeros((1, 4), jnp.int32))] if method == "residual_of" else []
+    kinds = product_types(lambda models, *inner: getattr(models.head, method)(*inner), models, *inner, platform="tpu")
     assert kinds == ["f32"]
 
 

@@ -12,7 +12,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.drafters import new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.decoding_models import make_generator, texts

@@ -3,7 +3,7 @@
 import pytest
 
 from domino_jax.decoding.settings import canonical_mode, supported_modes
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
 from domino_jax.recipe import loading, rules
 from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
@@ -123,7 +123,7 @@ SOUND = [
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
     {"drafter.path": "", "eval.prompts": ""},  # as if they were left out
     {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
-    *({**HELD_OUT, "drafter.head": head} for head in KINDS),
+    *({**HELD_OUT, "drafter.head": head} for head in CONFIGS),
 ]
 
 
@@ -168,8 +168,8 @@ def test_a_key_of_the_command_line_that_the_drafter_does_not_read_is_refused(hea
 
 
 def test_a_key_of_its_own_section_is_read():
-    for head, kind in KINDS.items():
-        set_keys = {"drafter.head", "train.loss", *(f"drafter.{head}.{name}" for name in kind.recipe_keys)}
+    for head, kind in CONFIGS.items():
+        set_keys = {"drafter.head", "train.loss", *(f"drafter.{head}.{name}" for name in kind.recipe_keys())}
         passes({"drafter.head": head}, set_keys=set_keys)
 
 
@@ -185,12 +185,12 @@ def test_a_loss_is_given_only_the_keys_that_it_reads():
     assert "train.dpace_alpha replaces the decay" in refusal(weighted, set_keys=decay)
 
 
-@pytest.mark.parametrize("head", KINDS)
+@pytest.mark.parametrize("head", CONFIGS)
 def test_modes_that_are_left_open_are_those_of_the_drafter(head):
     config = recipe()
     config.drafter.head = head
     modes = modes_of(config.decode, head)
     assert modes == tuple(loading.resolved(config)["decode"]["modes"]) == decode_settings(config.decode, head).modes
-    assert supported_modes(modes, KINDS[head]) == modes and modes[0] == "autoregressive"
-    assert ("backbone" in modes) == KINDS[head].has_head
+    assert supported_modes(modes, CONFIGS[head]) == modes and modes[0] == "autoregressive"
+    assert ("backbone" in modes) == CONFIGS[head].has_head
     assert canonical_mode(modes[-1]) == "draft"

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from domino_jax import export, train
-from domino_jax.method.kinds import parse_config
+from domino_jax.method.drafters import parse_config
 from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.checkpoints import Checkpoints

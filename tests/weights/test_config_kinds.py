@@ -1,15 +1,18 @@
 """Every key of every drafter's config.json with a value of the wrong kind: refused by file and key, or not read."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafters import config_class, parse_config, stored_config
 from domino_jax.method.heads.eagle3 import Eagle3Config
-from domino_jax.method.kinds import config_class, parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf, speculators
 from domino_jax.weights.drafter import load_drafter, stored_head
+from domino_jax.weights.formats import public_config
 from tests.helpers.golden_files import folder_of, raw_config, target_config, write_model
 
 HEADS = {
@@ -43,7 +46,7 @@ def parsers():
         raw = raw_config(name, "drafter")
         kind = config_class(raw)
         found[name] = raw, kind.from_dict
-        found[f"{name} as written"] = kind.from_dict(raw).stored(), kind.from_dict
+        found[f"{name} as written"] = stored_config(kind.from_dict(raw)), kind.from_dict
     return found
 
 
@@ -71,6 +74,26 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_key_or_not_read(name):
                 assert key.removeprefix("logits_correction_") in text and "folder/config.json" in text, (key, value)
                 assert len(text.splitlines()) <= 5
         place[key] = original
+
+
+# The first digits of the SHA-256 of the config.json of an export.
+EXPORTED = {
+    "tied_shift": "07ad8307a8b743c2",
+    "untied_noshift": "2529d1de89c30e1f",
+    "markov_vanilla": "3480366fa317cc25",
+    "markov_gated": "09fa7df882023db0",
+    "markov_rnn": "684dad01ab8a7ecf",
+    "dflash2": "5503e14896be7b13",
+    "xpress": "049100ef90a8bb7a",
+    "eagle3": "f4a3cdd91b08a5c0",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_an_exported_config_has_the_keys_and_values_that_servers_were_tested_with(name):
+    written = public_config(parse_config(raw_config(name, "drafter")))
+    text = json.dumps(dict(sorted(written.items())))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == EXPORTED[name], text
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.method.kinds import KINDS
+from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.propose import draft_base, propose, roll_out_head, slot_candidates
-from domino_jax.method.rollout import settle
+from domino_jax.method.rollout import choose_drafts
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.draft_vocab import choose_tokens, order_bytes, read_order
@@ -30,11 +30,11 @@ def drafts_of_few(models, state, sampling, settings):
     if models.drafter.config.has_head:
         return roll_out_head(models, state, z, base, sampling, settings).tokens
     candidates = slot_candidates(models, state, base, 0, sampling, settings)
-    return settle(candidates, sampling, settings.draft_sharpness).tokens
+    return choose_drafts(candidates, sampling, settings.draft_sharpness).tokens
 
 
 @pytest.mark.parametrize("count", [0, 5], ids=["all", "candidates"])
-@pytest.mark.parametrize("head", [head for head in KINDS if KINDS[head].has_backbone])
+@pytest.mark.parametrize("head", [head for head in CONFIGS if CONFIGS[head].has_backbone])
 def test_drafts_are_those_of_logits_without_the_other_tokens(head, count):
     models, settings = random_models(4, head=head), DraftSettings(head_candidates=count, draft_sharpness=1.0)
     state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax.method.kinds import parse_config
+from domino_jax.method.drafters import parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import (

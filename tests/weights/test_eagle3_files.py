@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from domino_jax.method.heads.eagle3 import NORMS
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
+from domino_jax.weights.formats import public_config
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
 
 
@@ -174,6 +175,12 @@ def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(theirs), strict=True))
 
 
+def test_speculators_folders_are_read_and_not_written():
+    config = load(folder_of("eagle3", "drafter"))[0]
+    with pytest.raises(DominoError, match="--format=speculators has no form for EAGLE-3 drafters; use serving"):
+        public_config(config, "speculators", "owner/name")
+
+
 def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_folder(tmp_path):
     sliding = {"layer_types": ["sliding_attention"], "use_sliding_window": True, "sliding_window": 6}
     config, params = load(speculators_eagle3(tmp_path, **dict.fromkeys(NORMS, True), layer=sliding))
@@ -183,7 +190,7 @@ def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_fol
     assert again == config
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(stored), strict=True))
     # What SGLang has no key for.
-    assert "norm_before_residual" in config.sglang_refusal() and config.vllm_refusal() is None
+    assert "norm_before_residual" in config.server_refusals()[0] and config.server_refusals()[1] is None
 
 
 @pytest.mark.parametrize(

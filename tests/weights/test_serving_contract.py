@@ -134,7 +134,7 @@ def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_pat
     config, params = drafter(name, head, **changes)
     folder, card = written(tmp_path, config, params)
     assert reason in formats.serving_note(config)
-    assert f"SGLang does not serve this drafter: {config.sglang_refusal()}." in card
+    assert f"SGLang does not serve this drafter: {config.server_refusals()[0]}." in card
     assert "sglang.launch_server" not in card and "vLLM does not serve" in card
     drafts = f'"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": {config.num_drafts}'
     assert ("pip install ./integrations/vllm" in card) == (drafts in card) == head  # Domino's plug-in

@@ -6,7 +6,7 @@ SpecForge. The formulas are in docs/heads.md. The convolutions of public DFlash2
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,107 +14,27 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from domino_jax.method.candidates import Candidates, largest
-from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig
-from domino_jax.method.config_keys import either, integer, refuse, refuse_other_layout
-from domino_jax.method.head import Head
+from domino_jax.method.config import CONVOLUTION, TRANSFORMS, DrafterConfig
+from domino_jax.method.config_keys import refuse
+from domino_jax.method.fields import LARGEST_RANK, field
+from domino_jax.method.head import Head, Speculators
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
     LossSettings,
     Objective,
     Outputs,
-    Parts,
-    Sums,
     accepted_lengths,
     cross_entropy,
     dpace_weights,
 )
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out_blocks
+from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.models.tables import Entry
-from domino_jax.runtime.keys import Key
 
-SELECTOR = ("selector_rank", "selector_top_k")
-TOP_K = 16  # candidates of a slot of a new drafter, as in public ones
 CLASS = "DFlash2DraftModel"  # all that tells these folders from DFlash's
-
-
-@dataclasses.dataclass(frozen=True)
-class Dflash2Config(DrafterConfig):
-    """selector_rank: E, the width of the two codebooks.  selector_top_k: K, candidates of a slot."""
-
-    selector_rank: int = 0
-    selector_top_k: int = 0
-
-    head, title, architecture = "dflash2", "DFlash2", CLASS
-    has_head, only_candidates, rank_key = True, True, "selector_rank"
-    own_keys, needed = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR)
-
-    speculators, speculators_keys, whole_blocks = "dflash2", {name: name for name in needed}, True
-
-    tensor_names = DrafterConfig.tensor_names | {
-        "head.predecessor.weight": "candidate_selector.predecessor_codebook",
-        "head.up.weight": "candidate_selector.successor_codebook",
-        "head.": "candidate_selector.",
-    }
-    only_shift, conv_taps, own_loss, own_dpace = False, 2, True, True
-    recipe_keys = {
-        "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the width of the two codebooks
-    }
-
-    @classmethod
-    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        return CLASS in str(raw.get("architectures"))
-
-    @classmethod
-    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        # They have no projector, are never shifted, and correct every draft.
-        only = {"projector_type": None, "shift_label": False, "sample_from_anchor": False, "pure_draft_prefix_len": 0}
-        refuse_other_layout(raw, nested, "DFlash2", only)
-        return {"shift_label": False, **{name: integer(name, either(raw, nested, name)) for name in SELECTOR}}
-
-    @classmethod
-    def from_speculators(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        return {name: raw[name] for name in (*cls.needed, *TRANSFORMS) if name in raw}
-
-    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        # Public files have no shift_label, they are not shifted, and readers need the keys of convolutions too.
-        return {}, {name: getattr(self, name) for name in ("block_size", *self.needed)}
-
-    def candidates(self, wanted: int) -> int:
-        return self.selector_top_k
-
-    def check(self) -> None:
-        super().check()
-        count, vocab = self.selector_top_k, self.vocab_size
-        refuse(not 1 <= count <= vocab, f"selector_top_k {count} is not in 1..{vocab}, the vocab_size")
-
-    def head_module(self, dtype: Any, whole: bool) -> Head:
-        return Selector(self, dtype, whole)
-
-    def aliases(self, table: list[Entry]) -> dict[str, str]:
-        # As modules of embeddings in z-lab's loader and in a branch of speculators.
-        codebooks = [entry.name for entry in table if entry.name.endswith("_codebook")]
-        return super().aliases(table) | {f"{name}.weight": name for name in codebooks}
-
-    @classmethod
-    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        return {"selector_rank": recipe.drafter.dflash2.rank, "selector_top_k": TOP_K}
-
-    @classmethod
-    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
-        # A block of DFlash2 may run on into the next turn, as in its public trainers.
-        return SelectorSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, contiguous=False)
-
-    def convolution_refusal(self) -> str | None:
-        if self.conv_kernel_size:
-            return None
-        return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"
-
-
-# --------------------------------------------------------------------------------------------------------------- module
 
 
 class Selector(Head):
@@ -131,12 +51,12 @@ class Selector(Head):
         self.hidden_projection = Linear(c.selector_rank, dtype=self.dtype)
         self.up = self.last_matrix(kernel_init=nn.initializers.zeros)
 
-    def hidden_half(self, z: Hidden) -> jax.Array:
+    def z_terms(self, z: Hidden) -> jax.Array:
         """z [..., D] → W_h z [..., E]."""
         return self.hidden_projection(z)
 
-    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
-        return self.look_up(x) * half
+    def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
+        return self.look_up(x) * z_terms
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss
@@ -146,9 +66,11 @@ class Selector(Head):
 class SelectorSettings(LossSettings):
     """Choices of this loss.
 
+    contiguous: False, as in the public trainers: a block may run on into the next turn.
     alpha: the weight of the selector's term.
     """
 
+    contiguous: bool = False
     alpha: float = 1.0
 
     def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
@@ -215,9 +137,11 @@ class SelectorObjective(Objective):
             "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * has_label),
         }
 
-    def parts(self, usual: Parts, models: Models, base_logits: Any, labels: Labels, before: jax.Array) -> Parts:
-        teacher = Teacher(labels.ids[:, :, models.drafter.config.first_slot :], before[:, :, 0])
-        return usual._replace(outputs_of=selector_outputs(models, base_logits), states=teacher)
+    def forward(
+        self, default: SlicedForward, models: Models, base_logits: Any, labels: Labels, previous_tokens: jax.Array
+    ) -> SlicedForward:
+        teacher = Teacher(labels.ids[:, :, models.drafter.config.first_slot :], previous_tokens[:, :, 0])
+        return default._replace(outputs_of=selector_outputs(models, base_logits), states=teacher)
 
     def loss(self, sums: Sums) -> jax.Array:
         return (sums["base_loss"] + self.settings.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
@@ -247,7 +171,7 @@ class SelectorObjective(Objective):
 
 
 def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
-    """outputs_of of `Parts`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], Teacher) → Outputs.
+    """outputs_of of `SlicedForward`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], Teacher) → Outputs.
 
     Args:
         models: its head's parameters give the drafted paths, without a gradient.
@@ -263,8 +187,8 @@ def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Cal
         tokens = served[1]
         covered = (tokens == teacher.labels[..., None]).any(axis=-1)
         unary = jnp.take_along_axis(base, tokens, axis=-1)
-        head = models.replace(drafter_params={"head": params})
-        scores = unary + head.residual_of(codes[..., None, :], head.head_rows(tokens))[..., 0, :]
+        head = models.replace(drafter_params={"head": params}).head
+        scores = unary + head.residual_of(codes[..., None, :], head.rows(tokens))[..., 0, :]
         candidates = Candidates(tokens, served[0], columns=tokens)
         path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
         return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
@@ -278,3 +202,47 @@ def leading_run(right: jax.Array) -> jax.Array:
     >>> 1 1 0 1  →  3    0 1 1 1  →  1
     """
     return 1.0 + jnp.sum(jnp.cumprod(right.astype(jnp.float32), axis=-1), axis=-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclasses.dataclass(frozen=True)
+class Dflash2Config(DrafterConfig):
+    """selector_rank: E, the width of the two codebooks.  selector_top_k: K, candidates of a slot."""
+
+    selector_rank: int = field(least=1, most=LARGEST_RANK, recipe=256, recipe_name="rank", shape=True)
+    selector_top_k: int = field()
+
+    head, title, architecture = "dflash2", "DFlash2", CLASS
+    known_by, module, loss = (CLASS,), Selector, SelectorSettings
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor.weight": "candidate_selector.predecessor_codebook",
+        "head.up.weight": "candidate_selector.successor_codebook",
+        "head.": "candidate_selector.",
+    }
+    reads = (*DrafterConfig.reads, "frozen_backbone")
+    new = {"conv_kernel_size": 2, "selector_top_k": 16}  # as in public drafters
+    # They have no projector, are never shifted, and correct every draft.
+    fixed = {"projector_type": None, "shift_label": False, "sample_from_anchor": False, "pure_draft_prefix_len": 0}
+    needed, own_keys = CONVOLUTION, ("projector_type", *TRANSFORMS)
+    speculators = Speculators("dflash2", needed=CONVOLUTION, whole_blocks=True)
+
+    @property
+    def only_candidates(self) -> int:
+        return self.selector_top_k
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # Public files have no shift_label, they are not shifted, and readers need the keys of convolutions too.
+        needed = {name: getattr(self, name) for name in ("block_size", *CONVOLUTION)}
+        return {}, needed | self.head_fields()
+
+    def check(self) -> None:
+        super().check()
+        count, vocab = self.selector_top_k, self.vocab_size
+        refuse(not 1 <= count <= vocab, f"selector_top_k {count} is not in 1..{vocab}, the vocab_size")
+
+    def convolution_refusal(self) -> str | None:
+        if self.conv_kernel_size:
+            return None
+        return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"

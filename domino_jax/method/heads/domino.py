@@ -1,98 +1,18 @@
-"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits."""
+"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits. Its loss is in losses.py."""
 
 import dataclasses
-from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.config import LARGEST_RANK, DrafterConfig
-from domino_jax.method.config_keys import either, lacks, optional_integer, refuse, section, shift_label
-from domino_jax.method.head import Head, SplitLinear
+from domino_jax.method.config import CURRICULUM, DrafterConfig
+from domino_jax.method.config_keys import refuse
+from domino_jax.method.fields import LARGEST_RANK, field
+from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
 from domino_jax.models.layers import Matrix, in_use, multiply
 from domino_jax.models.shapes import Hidden
-from domino_jax.runtime.keys import Key
-
-PROJECTORS = ("domino", "causal_v5")  # as projector_type; the second is the name early checkpoints carry
-
-
-@dataclasses.dataclass(frozen=True)
-class DominoConfig(DrafterConfig):
-    """emb_dim: E.  gru_hidden_dim: U."""
-
-    pure_draft_prefix_len: int = 0
-    emb_dim: int = 0
-    gru_hidden_dim: int = 0
-
-    head, title, paper = "domino", "Domino", " (arXiv 2605.29707)"
-    specforge_class = "DominoDraftModel"
-    # Without the flag SGLang drafts otherwise than the drafter was trained.
-    vllm, sglang_flags = "", " --speculative-domino-candidate-pool-size 0"
-    has_head, reads_embeddings = True, True
-    rank_key, needed = "emb_dim", ("emb_dim",)
-    own_keys, speculators = ("projector_type",), "domino"
-    speculators_keys = {
-        "sample_from_anchor": "sample_from_anchor",
-        "emb_dim": "logits_correction_emb_dim",
-        "gru_hidden_dim": "gru_hidden_dim",
-        "pure_draft_prefix_len": "pure_draft_prefix_len",
-    }
-    tensor_names = DrafterConfig.tensor_names | {
-        "head.gru.weight_ih": "prefix_gru.weight_ih_l0",
-        "head.gru.weight_hh": "prefix_gru.weight_hh_l0",
-        "head.down": "embed_proj.0",
-        "head.up": "embed_proj.2",
-    }
-    shifts_labels, reads_drafts = True, True
-    recipe_keys = {
-        "emb_dim": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the rank of the correction
-        "gru_hidden_dim": Key(1024, least=1, most=LARGEST_RANK, shape=True),  # the state of the GRU
-        "pure_draft_prefix_len": Key(1, least=0),  # drafts at the start of a block that the head leaves as they are
-    }
-
-    @classmethod
-    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        return either(raw, section(raw, "dflash_config"), "projector_type") in PROJECTORS
-
-    @classmethod
-    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        shifted = shift_label(raw, nested)
-        if shifted is None:
-            raise lacks(cls.head, "shift_label")
-        rank = optional_integer(raw, nested, "emb_dim", 0)
-        return {
-            "shift_label": shifted,
-            "emb_dim": rank,
-            "gru_hidden_dim": optional_integer(raw, nested, "gru_hidden_dim", rank),
-            "pure_draft_prefix_len": optional_integer(raw, nested, "pure_draft_prefix_len", 0),
-        }
-
-    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        names = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
-        head = {"projector_type": self.head, **{name: getattr(self, name) for name in names}}
-        return {}, {"shift_label": self.shift_label, **head}
-
-    def check(self) -> None:
-        super().check()
-        prefix, size, state = self.pure_draft_prefix_len, self.block_size, self.gru_hidden_dim
-        refuse(
-            prefix < 0 or self.suffix_start >= size,
-            f"pure_draft_prefix_len {prefix} must be 0 or more and leave the head a slot of block_size {size}",
-        )
-        refuse(not 1 <= state <= LARGEST_RANK, f"gru_hidden_dim {state} must be in 1..{LARGEST_RANK}")
-
-    def head_module(self, dtype: Any, whole: bool) -> Head:
-        return DominoHead(self, dtype, whole)
-
-    def sglang_refusal(self) -> str | None:
-        if self.pure_draft_prefix_len != 1:
-            return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {self.pure_draft_prefix_len}"
-        return self.convolution_refusal()
-
-    def vllm_refusal(self) -> str | None:
-        return "vLLM has no Domino head without the plug-in in integrations/vllm"
 
 
 class GRU(nn.Module):
@@ -152,7 +72,7 @@ class DominoHead(Head):
         """h0 = 0, float32 [*batch, U]."""
         return jnp.zeros((*batch, self.config.gru_hidden_dim), jnp.float32)
 
-    def hidden_half(self, z: Hidden) -> jax.Array:
+    def z_terms(self, z: Hidden) -> jax.Array:
         """z [..., D] → its share of W1's product [..., E]."""
         return self.down.part(0, z)
 
@@ -160,17 +80,17 @@ class DominoHead(Head):
         """Embeddings [..., D] → their share of the GRU's gates [..., 3U]."""
         return self.gru.input_gates(x)
 
-    def step(self, state: jax.Array, x: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self.advance(state, self.reading(x), half)
+    def step(self, state: jax.Array, x: jax.Array, z_terms: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.advance(state, self.reading(x), z_terms)
 
-    def advance(self, state: jax.Array, reading: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def advance(self, state: jax.Array, reading: jax.Array, z_terms: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Without the barrier the compiler for GPUs computes all earlier states again from their gates in every step of
         # an unrolled loop: 0.15 GB of 0.71 that a head of 64 candidates moved at Qwen3-8B.
         state = jax.lax.optimization_barrier(self.gru.advance(state, reading))
-        return state, self._code(half, state)
+        return state, self._codes(z_terms, state)
 
-    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
-        return self._code(half, self.prefix_states(x))
+    def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
+        return self._codes(z_terms, self.prefix_states(x))
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t."""
@@ -183,5 +103,51 @@ class DominoHead(Head):
 
         return jax.lax.scan(consume, start, gates)[1].swapaxes(0, 1)
 
-    def _code(self, half: jax.Array, state: jax.Array) -> jax.Array:
-        return jax.nn.silu(half + self.down.part(1, state))
+    def _codes(self, z_terms: jax.Array, state: jax.Array) -> jax.Array:
+        return jax.nn.silu(z_terms + self.down.part(1, state))
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclasses.dataclass(frozen=True)
+class DominoConfig(DrafterConfig):
+    """emb_dim: E.  gru_hidden_dim: U.  pure_draft_prefix_len: drafts at the start of a block that the head leaves as
+    they are."""
+
+    pure_draft_prefix_len: int = field(0, least=0, recipe=1)
+    emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, shape=True, speculators="logits_correction_emb_dim")
+    gru_hidden_dim: int = field(like="emb_dim", least=1, most=LARGEST_RANK, recipe=1024, shape=True)
+
+    head, title, paper = "domino", "Domino", " (arXiv 2605.29707)"
+    known_by = ("domino", "causal_v5")  # the second is the projector_type of early checkpoints
+    module, reads_embeddings = DominoHead, True
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.gru.weight_ih": "prefix_gru.weight_ih_l0",
+        "head.gru.weight_hh": "prefix_gru.weight_hh_l0",
+        "head.down": "embed_proj.0",
+        "head.up": "embed_proj.2",
+    }
+    reads = (*DrafterConfig.reads, "head_tokens", "frozen_backbone", *CURRICULUM)
+    new = {"shift_label": True}
+    needed, own_keys = ("shift_label",), ("projector_type",)
+    speculators = Speculators("domino", needed=("sample_from_anchor",))
+    # Without the flag SGLang drafts otherwise than the drafter was trained.
+    servers = Servers("DFLASH", "", " --speculative-domino-candidate-pool-size 0", specforge="DominoDraftModel")
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"shift_label": self.shift_label, "projector_type": self.head, **self.head_fields()}
+
+    def check(self) -> None:
+        super().check()
+        prefix, size = self.pure_draft_prefix_len, self.block_size
+        refuse(
+            self.suffix_start >= size,
+            f"pure_draft_prefix_len {prefix} must be 0 or more and leave the head a slot of block_size {size}",
+        )
+
+    def server_refusals(self) -> tuple[str | None, str | None]:
+        prefix = self.pure_draft_prefix_len
+        sglang = f"SGLang requires pure_draft_prefix_len 1, and this drafter has {prefix}" if prefix != 1 else None
+        vllm = "vLLM has no Domino head without the plug-in in integrations/vllm"
+        return sglang or self.convolution_refusal(), vllm

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.method.config_keys import WRITTEN_WITH, integer, listed, public_keys, section, sliding_window
+from domino_jax.method.config_keys import WRITTEN_WITH, integer, public_keys, read_list, section, sliding_window
+from domino_jax.method.fields import field
+from domino_jax.method.head import HeadConfig, Servers
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from domino_jax.method.heads.eagle3_model import Eagle3
-from domino_jax.method.kind import Kind
 from domino_jax.models.decoder_config import (
     DecoderConfig,
     read_decoder_fields,
@@ -19,9 +20,8 @@ from domino_jax.models.decoder_config import (
     refuse_values,
 )
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import EMBEDDING, Entry, rename
+from domino_jax.models.tables import Entry, rename
 from domino_jax.runtime.errors import DataError, quote
-from domino_jax.runtime.keys import Key
 
 EAGLE3 = "eagle3"
 # The default and the largest length of a chain; the default is the public number of training passes.
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Config(Kind, DecoderConfig):
+class Eagle3Config(HeadConfig, DecoderConfig):
     """Shapes of one drafter; vocab_size is the target's.
 
     target_layer_ids: zero-based layers of the target whose outputs are fused.
@@ -71,7 +71,8 @@ class Eagle3Config(Kind, DecoderConfig):
     """
 
     target_layer_ids: tuple[int, ...]
-    draft_vocab_size: int
+    # The most frequent tokens of the training rows' answers; all if the target has fewer.
+    draft_vocab_size: int = field(least=1, recipe=32_000, shape=True)
     draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
     norm_output: bool = False
     norm_before_fc: bool = False
@@ -79,14 +80,13 @@ class Eagle3Config(Kind, DecoderConfig):
     sliding_window: int | None = None
 
     head, title, paper = EAGLE3, "EAGLE-3", " (arXiv 2503.01840)"
-    sglang, vllm = "EAGLE3", "eagle3"
-    recipe_keys = {
-        # Tokens that it can draft, the most frequent ones of the training rows' answers; all if the target has fewer.
-        "draft_vocab_size": Key(32_000, least=1, shape=True),
-        "passes": Key(7, least=1),  # of the training-time test
-    }
+    has_backbone, module, loss = False, Eagle3, Eagle3Settings
+    tensor_names = {}
     reads = ("intermediate_size", "target_layer_ids", "remat")
-    copies = {"embed_tokens.weight": EMBEDDING}
+    # The flags without which SGLang drafts otherwise than the drafter was trained.
+    _flags = f" --speculative-num-steps {CHAIN} --speculative-eagle-topk 1 --speculative-num-draft-tokens {CHAIN + 1}"
+    servers = Servers("EAGLE3", "eagle3", _flags)
+    mask_token_id = shift_label = None  # of blocks
     num_drafts = CHAIN
     most_drafts = LONGEST_CHAIN
 
@@ -99,12 +99,6 @@ class Eagle3Config(Kind, DecoderConfig):
     def target_ids(self) -> np.ndarray:
         """draft_tokens, or all tokens where these are the draft vocabulary."""
         return self.draft_tokens if len(self.draft_tokens) else np.arange(self.vocab_size, dtype=np.int32)
-
-    @property
-    def sglang_flags(self) -> str:
-        """The flags without which SGLang drafts otherwise than the drafter was trained."""
-        steps = f"--speculative-num-steps {self.num_drafts} --speculative-eagle-topk 1"
-        return f" {steps} --speculative-num-draft-tokens {self.num_drafts + 1}"
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
@@ -139,10 +133,10 @@ class Eagle3Config(Kind, DecoderConfig):
             norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
         if norms["norm_output"] and "speculators_model_type" not in raw:
             log.warning(TWO_MEANINGS)
-        slides = "sliding_attention" in listed("layer_types", raw.get("layer_types") or ())
+        slides = "sliding_attention" in read_list("layer_types", raw.get("layer_types") or ())
         choices = {"draft_vocab_size": size, "sliding_window": sliding_window(raw) if slides else None, **norms}
         config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
-        tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
+        tokens = [integer("draft_tokens", token) for token in read_list("draft_tokens", raw.get("draft_tokens") or [])]
         return config.with_draft_tokens(tokens) if tokens else config
 
     @classmethod
@@ -208,14 +202,6 @@ class Eagle3Config(Kind, DecoderConfig):
             "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
         }
 
-    def stored(self) -> dict[str, Any]:
-        """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""
-        return {**self.to_dict(), "draft_tokens": self.draft_tokens.tolist()}
-
-    def module(self, dtype: Any, remat: bool = False) -> Eagle3:
-        """The drafter. remat: a pass through the layer is computed again in the backward pass."""
-        return Eagle3(self, dtype, remat)
-
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         """vLLM's names."""
         return {rename(entry.name, {LAYER: VLLM_LAYER}): entry.name for entry in table}
@@ -243,18 +229,8 @@ class Eagle3Config(Kind, DecoderConfig):
         members[tokens] = True
         return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}
 
-    @classmethod
-    def for_recipe(cls, recipe: Any, target: Qwen3Config, shared: dict[str, Any]) -> "Eagle3Config":
-        drafter = recipe.drafter
-        shape = {name: drafter[name] for name in cls.reads if name in drafter}
-        return cls.for_target(target, draft_vocab_size=drafter.eagle3.draft_vocab_size, **shape)
-
-    @classmethod
-    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Eagle3Settings:
-        return Eagle3Settings(passes=recipe.drafter.eagle3.passes)
-
-    def sglang_refusal(self) -> str | None:
-        return "SGLang does not know norm_before_residual" if self.norm_before_residual else None
+    def server_refusals(self) -> tuple[str | None, str | None]:
+        return "SGLang does not know norm_before_residual" if self.norm_before_residual else None, None
 
 
 def default_layer_ids(target_layers: int) -> tuple[int, ...]:
@@ -271,7 +247,7 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
     places = ((f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0), (LAYER_IDS, raw.get(LAYER_IDS), 1))
     for place, ids, shift in places:
         if ids is not None:
-            stated[place] = tuple(integer(place, index) - shift for index in listed(place, ids))
+            stated[place] = tuple(integer(place, index) - shift for index in read_list(place, ids))
     if len(set(stated.values())) > 1:
         raise DataError(
             f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"

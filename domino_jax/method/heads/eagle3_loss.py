@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.losses import Labels, Outputs, Parts, Sums, sliced_loss
+from domino_jax.method.losses import Labels, Outputs
 from domino_jax.method.pair import Models
+from domino_jax.method.sliced_loss import SlicedForward, Sums, sliced_loss
 from domino_jax.models.shapes import Features, Hidden
+from domino_jax.runtime.keys import key
 
 SLICE_LOGITS = 512  # rows of logits of one text that are in memory at once, as of 32 blocks of 16 slots
 
@@ -24,7 +26,7 @@ class Eagle3Settings:
     passes: J.  decay: pass j counts decay^j.
     """
 
-    passes: int = 7
+    passes: int = key(7, least=1)
     decay: float = 0.8
 
     reads_target = True  # its last hidden states
@@ -35,10 +37,10 @@ class Eagle3Settings:
         """
         tokens = batch["tokens"]
         documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
-        counts, document = shifted((batch["loss_mask"] > 0.5).astype(jnp.float32), -1), shifted(documents, -1)
-        rows = [counts * (shifted(documents, 1 + index) == document) for index in range(self.passes)]
+        counts, document = shift((batch["loss_mask"] > 0.5).astype(jnp.float32), -1), shift(documents, -1)
+        rows = [counts * (shift(documents, 1 + index) == document) for index in range(self.passes)]
         weights = jnp.stack(rows, axis=2) * (document > 0)[:, :, None]
-        return Labels(jnp.broadcast_to(shifted(tokens, -1)[:, :, None], weights.shape), weights, weights)
+        return Labels(jnp.broadcast_to(shift(tokens, -1)[:, :, None], weights.shape), weights, weights)
 
     def objective(self, config: Any, labels: Labels) -> "Eagle3Objective":
         """The objective of the whole batch, whose labels are known before any forward pass."""
@@ -53,7 +55,7 @@ def eagle3_states(models: Models, features: Features, batch: dict[str, jax.Array
     """The states [B, S, J, D] of all passes; past the row its tokens are token 0."""
     embedded = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, passes))))
     packed = [batch[name] if name in batch else None for name in ("positions", "documents")]
-    return models.drafter.apply({"params": models.drafter_params}, features, embedded, passes, *packed)
+    return models.bound(features, embedded, passes, *packed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +77,19 @@ class Eagle3Objective:
         """The scalar to minimise, of sums of any part of the rows: additive over slices and micro-batches."""
         return jnp.sum(self.scale * sums["losses"], axis=-1)
 
-    def parts(self, models: Models, features: Features, batch: dict[str, jax.Array], hidden: Hidden) -> Parts:
+    def forward(self, models: Models, features: Features, batch: dict[str, jax.Array], hidden: Hidden) -> SlicedForward:
         """The forward pass of a batch, with inputs (z [B, S, J, D],); features, hidden: as for row_loss."""
         gathered = models.with_gathered_head()
         states = eagle3_states(models, features, batch, self.settings.passes)
         # Pass j has row s-1-j beside the target's state at s, which teaches it.
-        z = jnp.stack([shifted(states[:, :, index], 1 + index) for index in range(states.shape[2])], axis=2)
+        z = jnp.stack([shift(states[:, :, index], 1 + index) for index in range(states.shape[2])], axis=2)
 
         def outputs_of(params, z, teacher):
-            return Outputs(
-                models.drafter.apply({"params": params}, z, method="logits"), None, gathered.unembed(teacher)
-            )
+            logits = models.replace(drafter_params=params).bound.logits(z)
+            return Outputs(logits, None, gathered.unembed(teacher))
 
-        return Parts(outputs_of, {name: models.drafter_params[name] for name in ("norm", "lm_head")}, (z,), hidden)
+        params = {name: models.drafter_params[name] for name in ("norm", "lm_head")}
+        return SlicedForward(outputs_of, params, (z,), hidden)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         draft, target, weights = outputs.base, outputs.target, labels.label_weights
@@ -121,9 +123,9 @@ class Eagle3Objective:
             "loss": self.loss(sums),
             "accuracy": sums["correct"].sum() / jnp.maximum(sums["labels"].sum(), 1.0),
             "accept_len": 1.0 + jnp.cumprod(accuracies).sum(),
-            **numbered("loss", self.scale[0] * sums["losses"]),
-            **numbered("accuracy", accuracies),
-            **numbered("acceptance", sums["overlap"] / jnp.maximum(sums["taught"], 1.0)),
+            **number_values("loss", self.scale[0] * sums["losses"]),
+            **number_values("accuracy", accuracies),
+            **number_values("acceptance", sums["overlap"] / jnp.maximum(sums["taught"], 1.0)),
         }
 
 
@@ -140,10 +142,10 @@ def row_loss(
     Args:
         features, hidden: of the target, [B, S, C·D] and [B, S, D] (after the final norm).
     """
-    return sliced_loss(objective.parts(models, features, batch, hidden), labels, objective)
+    return sliced_loss(objective.forward(models, features, batch, hidden), labels, objective)
 
 
-def shifted(x: jax.Array, by: int) -> jax.Array:
+def shift(x: jax.Array, by: int) -> jax.Array:
     """x [B, S, ...] moved `by` places along S, to later ones where by > 0; zeros move in."""
     size = min(abs(by), x.shape[1])
     ends = (size, 0) if by > 0 else (0, size)
@@ -151,6 +153,6 @@ def shifted(x: jax.Array, by: int) -> jax.Array:
     return jnp.pad(rest, [(0, 0), ends, *[(0, 0)] * (x.ndim - 2)])
 
 
-def numbered(name: str, values: jax.Array) -> dict[str, jax.Array]:
+def number_values(name: str, values: jax.Array) -> dict[str, jax.Array]:
     """{"NAME_1": first, …}."""
     return {f"{name}_{index + 1}": values[index] for index in range(values.shape[0])}

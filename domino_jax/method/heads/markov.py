@@ -6,145 +6,34 @@ cross-entropy of the confidence. Source of the formulas: DSpark as SpecForge and
 """
 
 import dataclasses
-from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.method.config import LARGEST_RANK, DrafterConfig
-from domino_jax.method.config_keys import boolean, either, integer, number, refuse, refuse_other_layout, section
-from domino_jax.method.head import Head, SplitLinear
+from domino_jax.method.config import BLOCKS, DrafterConfig
+from domino_jax.method.config_keys import number, read_key, read_switch, refuse, refuse_other_layout, section
+from domino_jax.method.fields import LARGEST_RANK, field
+from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
     LossSettings,
     Objective,
     Outputs,
-    Parts,
-    Sums,
     total_variation,
 )
+from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
-from domino_jax.runtime.errors import DataError, quote
-from domino_jax.runtime.keys import Key
+from domino_jax.runtime.errors import quote
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
-CLASSES = ("DSparkDraftModel", "Qwen3DSparkModel")  # the second is DeepSpec's, of flat files without projector_type
+CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
 _ATTENTION, _HEADS = "attention_mode", ("num_attention_heads", "num_key_value_heads")
-KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
-
-
-@dataclasses.dataclass(frozen=True)
-class MarkovConfig(DrafterConfig):
-    """markov_rank: E.  markov_head_type: one of MARKOV_KINDS.  confidence_head_with_markov: the confidence head reads
-    the token before the slot as well.
-
-    SGLang reads the keys at the top level, SpecForge in dflash_config; both places are written, and either is read.
-    """
-
-    markov_rank: int = 0
-    markov_head_type: str = VANILLA
-    enable_confidence_head: bool = False
-    confidence_head_with_markov: bool = False
-
-    head, title, architecture = "markov", "DSpark", CLASSES[0]
-    sglang, vllm = "DSPARK", "dspark"
-    has_head, rank_key, needed = True, "markov_rank", ("markov_rank", "markov_head_type")
-    own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
-    speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
-
-    tensor_names = DrafterConfig.tensor_names | {
-        "head.predecessor": "markov_head.markov_w1",
-        "head.up": "markov_head.markov_w2",
-        "head.gate": "markov_head.gate_proj",
-        "head.joint": "markov_head.joint_proj",
-        "head.confidence_proj": "confidence_head.proj",
-    }
-    shifts_labels, only_shift, own_loss, reads_drafts = True, True, True, True
-    recipe_keys = {
-        "head_type": Key(VANILLA, choices=MARKOV_KINDS, shape=True),  # how the code follows from a token's row
-        "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
-    }
-
-    @property
-    def has_confidence(self) -> bool:
-        return self.enable_confidence_head
-
-    @classmethod
-    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        stated = any(name in str(raw.get("architectures")) for name in CLASSES)
-        return stated or either(raw, section(raw, "dflash_config"), "projector_type") == PROJECTOR
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
-        """As of DrafterConfig; a file of rank 0 has no head: it is that of plain DFlash, shifted as all of these."""
-        nested = section(raw, "dflash_config")
-        # Slot k predicts the token after its own, and the head corrects every draft.
-        only = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True}
-        refuse_other_layout(raw, nested, "DSpark", only | {"pure_draft_prefix_len": 0})
-        mode, heads, pairs = either(raw, nested, _ATTENTION), *map(raw.get, _HEADS)
-        refuse(
-            mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"),
-            f"{_ATTENTION} {quote(mode)} with {_HEADS[0]} {heads} and {_HEADS[1]} {pairs}: gqa has fewer of the latter",
-        )
-        if either(raw, nested, "markov_rank") != 0:
-            return super().from_dict(raw, target)
-        refuse(_confident(raw, nested), "markov_rank 0 leaves no Markov head, and enable_confidence_head needs one")
-        raw, nested = ({name: part[name] for name in part if name not in cls.own_keys} for part in (raw, nested))
-        return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
-
-    @classmethod
-    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        rank, kind = (either(raw, nested, name) for name in cls.needed)
-        kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
-        if kind not in MARKOV_KINDS:
-            raise DataError(
-                f"the drafter's config.json has markov_head_type {quote(kind)}; expected one of"
-                f" {', '.join(MARKOV_KINDS)}."
-            )
-        confident = _confident(raw, nested)
-        with_markov = confident and bool(boolean(raw, nested, "confidence_head_with_markov"))
-        values = (integer("markov_rank", rank), kind, confident, with_markov)
-        return {"shift_label": True, **dict(zip(KEYS, values, strict=True))}
-
-    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        # Public files have no shift_label: they are shifted.
-        keys = {
-            "projector_type": PROJECTOR,
-            **{name: getattr(self, name) for name in KEYS},
-            "confidence_head_alpha": 1.0 if self.enable_confidence_head else 0.0,
-            _ATTENTION: "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
-        }
-        return keys, keys
-
-    def head_module(self, dtype: Any, whole: bool) -> Head:
-        return MarkovHead(self, dtype, whole)
-
-    @classmethod
-    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        # Its own loss trains a confidence head, which reads the token before the slot as well, as that of public
-        # checkpoints does.
-        section, confident = recipe.drafter.markov, recipe.train.loss == "own"
-        return dict(zip(KEYS, (section.rank, section.head_type, confident, confident), strict=True))
-
-    @classmethod
-    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
-        return MarkovSettings(**shared)
-
-    def vllm_refusal(self) -> str | None:
-        if self.markov_head_type != VANILLA:
-            return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
-        return self.convolution_refusal()
-
-
-def _confident(raw: dict[str, Any], nested: dict[str, Any]) -> bool:
-    """enable_confidence_head, which is by default whether its loss has a weight."""
-    stated, weight = boolean(raw, nested, "enable_confidence_head"), either(raw, nested, "confidence_head_alpha")
-    return stated if stated is not None else weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
+_OWN = ("projector_type", "markov_rank", "enable_confidence_head")  # keys that plain DFlash does not have
 
 
 class MarkovHead(Head):
@@ -173,31 +62,36 @@ class MarkovHead(Head):
         c = self.config
         return jnp.zeros((*batch, c.markov_rank), jnp.float32) if c.markov_head_type == RNN else ()
 
-    def hidden_half(self, z: Hidden) -> jax.Array:
+    def z_terms(self, z: Hidden) -> jax.Array:
         """z's share of the gate [..., E] or of p, c and o [..., 3E]; nothing [..., 0] of vanilla."""
         kind = self.config.markov_head_type
         if kind == VANILLA:
             return z[..., :0]
         return self.gate.part(0, z, bias=True) if kind == GATED else self.joint.part(2, z, bias=True)
 
-    def step(self, state: Any, x: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
+    def step(self, state: Any, x: jax.Array, z_terms: jax.Array) -> tuple[Any, jax.Array]:
         v = self.look_up(x)
         if self.config.markov_head_type != RNN:
-            return state, self._gated(v, half)
-        state, code = self._recur(state, half + self.joint.part(1, v), self.joint.matrix(0))
+            return state, self._gated(v, z_terms)
+        state, code = self._recur(state, z_terms + self.joint.part(1, v), self.joint.matrix(0))
         return jax.lax.optimization_barrier(state), code  # as in the Domino head
 
-    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
+    def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
         v = self.look_up(x)
         if self.config.markov_head_type != RNN:
-            return self._gated(v, half)
-        shares = half + self.joint.part(1, v)
+            return self._gated(v, z_terms)
+        shares = z_terms + self.joint.part(1, v)
         start, matrix = self.initial_state(len(x)), self.joint.matrix(0)
 
         def recur(state, share):
             return self._recur(state, share, matrix)
 
         return jax.lax.scan(recur, start, shares.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+    def use_all(self, z: Hidden, codes: jax.Array) -> None:
+        super().use_all(z, codes)
+        if self.config.enable_confidence_head:
+            self.confidence(z, jnp.zeros(z.shape[:-1], jnp.int32))
 
     def confidence(self, z: Hidden, x: jax.Array) -> jax.Array:
         """Logits float32 [...] of a draft's chance to be accepted, given that those before it were.
@@ -210,11 +104,11 @@ class MarkovHead(Head):
             logit += self.confidence_proj.part(1, self.look_up(x))
         return logit[..., 0].astype(jnp.float32)
 
-    def _gated(self, v: jax.Array, half: jax.Array) -> jax.Array:
+    def _gated(self, v: jax.Array, z_terms: jax.Array) -> jax.Array:
         """The code of vanilla, v [..., E] itself, and of gated."""
         if self.config.markov_head_type == VANILLA:
             return v
-        return jax.nn.sigmoid(half + self.gate.part(1, v)) * v
+        return jax.nn.sigmoid(z_terms + self.gate.part(1, v)) * v
 
     def _recur(self, state: jax.Array, share: jax.Array, matrix: Matrix) -> tuple[jax.Array, jax.Array]:
         """One slot of the recurrence: state float32 [..., E], what else goes into p, c and o [..., 3E]."""
@@ -222,6 +116,9 @@ class MarkovHead(Head):
         keep, new, out = jnp.split(joined.astype(jnp.float32), 3, axis=-1)
         keep = jax.nn.sigmoid(keep)
         return keep * state + (1.0 - keep) * jnp.tanh(new), jnp.tanh(out).astype(self.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,15 +147,17 @@ class MarkovObjective(Objective):
     Outputs: target where settings.reads_target; extra: confidence logits [n, G], or None without a confidence head.
     """
 
-    def parts(self, usual: Parts, models: Any, base_logits: Any, labels: Labels, before: jax.Array) -> Parts:
-        if not models.drafter.config.has_confidence:
-            return usual
+    def forward(
+        self, default: SlicedForward, models: Any, base_logits: Any, labels: Labels, previous_tokens: jax.Array
+    ) -> SlicedForward:
+        if not models.drafter.config.enable_confidence_head:
+            return default
 
         def outputs_of(params, z, codes, confidence, states):
-            return usual.outputs_of(params, z, codes, states)._replace(extra=confidence)
+            return default.outputs_of(params, z, codes, states)._replace(extra=confidence)
 
-        inputs = (*usual.inputs, models.confidence(usual.inputs[0], before))
-        return usual._replace(outputs_of=outputs_of, inputs=inputs)
+        inputs = (*default.inputs, models.head.confidence(default.inputs[0], previous_tokens))
+        return default._replace(outputs_of=outputs_of, inputs=inputs)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         sums = super().block_sums(outputs, labels)
@@ -306,3 +205,82 @@ class MarkovObjective(Objective):
         }
         metrics |= {name: sums[key] / divisor for name, (key, divisor) in divisors.items() if key in sums}
         return metrics
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovConfig(DrafterConfig):
+    """markov_rank: E.  markov_head_type: one of MARKOV_KINDS, how the code follows from a token's row.
+    confidence_head_with_markov: the confidence head reads the token before the slot as well."""
+
+    markov_rank: int = field(least=1, most=LARGEST_RANK, recipe=256, recipe_name="rank", shape=True)
+    markov_head_type: str = field(choices=MARKOV_KINDS, recipe=VANILLA, recipe_name="head_type", shape=True)
+    enable_confidence_head: bool = field(False)
+    confidence_head_with_markov: bool = field(False)
+
+    head, title, architecture = "markov", "DSpark", "DSparkDraftModel"
+    # The last is DeepSpec's class, of flat files without projector_type.
+    known_by, module, loss = (PROJECTOR, "DSparkDraftModel", "Qwen3DSparkModel"), MarkovHead, MarkovSettings
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor": "markov_head.markov_w1",
+        "head.up": "markov_head.markov_w2",
+        "head.gate": "markov_head.gate_proj",
+        "head.joint": "markov_head.joint_proj",
+        "head.confidence_proj": "confidence_head.proj",
+    }
+    reads = (*BLOCKS, "head_tokens", "frozen_backbone")
+    new = {"shift_label": True}
+    # Slot k predicts the token after its own, and the head corrects every draft.
+    fixed = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True, "pure_draft_prefix_len": 0}
+    own_keys = ("projector_type",)
+    speculators = Speculators(PROJECTOR, needed=("sample_from_anchor",))
+    servers = Servers("DSPARK", "dspark")
+
+    @classmethod
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        # Its own loss trains a confidence head, which reads the token before the slot as well, as that of public
+        # checkpoints does.
+        return super().recipe_fields(recipe) | dict.fromkeys(CONFIDENCE, recipe.train.loss == "own")
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
+        """As of DrafterConfig; a file of rank 0 has no head: it is that of plain DFlash, shifted as all of these."""
+        nested = section(raw, "dflash_config")
+        refuse_other_layout(raw, nested, cls.title, cls.fixed)
+        mode, heads, pairs = read_key(raw, nested, _ATTENTION), *map(raw.get, _HEADS)
+        refuse(
+            mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"),
+            f"{_ATTENTION} {quote(mode)} with {_HEADS[0]} {heads} and {_HEADS[1]} {pairs}: gqa has fewer of the latter",
+        )
+        confident = _confident(raw, nested)
+        if read_key(raw, nested, "markov_rank") == 0:
+            refuse(confident, "markov_rank 0 leaves no Markov head, and enable_confidence_head needs one")
+            raw, nested = ({name: part[name] for name in part if name not in _OWN} for part in (raw, nested))
+            return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
+        with_markov = confident and bool(read_switch(raw, nested, CONFIDENCE[1]))
+        stated = dict(zip(CONFIDENCE, (confident, with_markov), strict=True))
+        return super().from_dict({**raw, **stated, "dflash_config": {**nested, **stated}}, target)
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # SGLang reads them at the top level, SpecForge in dflash_config. Public files have no shift_label.
+        keys = {
+            "projector_type": PROJECTOR,
+            **self.head_fields(),
+            "confidence_head_alpha": 1.0 if self.enable_confidence_head else 0.0,
+            _ATTENTION: "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
+        }
+        return keys, keys
+
+    def server_refusals(self) -> tuple[str | None, str | None]:
+        sglang = vllm = self.convolution_refusal()
+        if self.markov_head_type != VANILLA:
+            vllm = f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
+        return sglang, vllm
+
+
+def _confident(raw: dict[str, Any], nested: dict[str, Any]) -> bool:
+    """enable_confidence_head, which is by default whether its loss has a weight."""
+    stated, weight = read_switch(raw, nested, CONFIDENCE[0]), read_key(raw, nested, "confidence_head_alpha")
+    return stated if stated is not None else weight not in (None, 0) and number("confidence_head_alpha", weight) > 0

@@ -6,7 +6,6 @@ the formulas, which are in docs/heads.md: speculators 0.9.0 (models/xpress) and 
 
 import dataclasses
 import logging
-from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -14,132 +13,25 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
-from domino_jax.method.config import LARGEST_RANK, DrafterConfig
-from domino_jax.method.config_keys import either, integer, optional_integer, refuse, refuse_other_layout, shift_label
-from domino_jax.method.head import Head, SplitLinear
+from domino_jax.method.config import BLOCKS, DrafterConfig
+from domino_jax.method.config_keys import optional_integer, refuse_other_layout, section
+from domino_jax.method.fields import LARGEST_RANK, field
+from domino_jax.method.head import Head, Speculators, SplitLinear
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
     LossSettings,
     Objective,
     Outputs,
-    Parts,
-    Sums,
     cross_entropy,
     total_variation,
 )
+from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.runtime.errors import DataError
-from domino_jax.runtime.keys import Key
 
 log = logging.getLogger(__name__)
-PASSES = 6  # of a file that does not say how many
 MLP_RATIO = 2  # hidden units of a new head's network ÷ its rank, as in the authors' files
-FIELDS = ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
-
-
-@dataclasses.dataclass(frozen=True)
-class XpressConfig(DrafterConfig):
-    """xpress_rank: E.  xpress_mlp_hidden: hidden units of its network.  xpress_num_passes: K of decoding."""
-
-    xpress_rank: int = 0
-    xpress_mlp_hidden: int = 0
-    xpress_num_passes: int = PASSES
-
-    head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
-    has_head, own_loss = True, True
-    rank_key, own_keys, needed = "xpress_rank", ("xpress_rank",), FIELDS[:2]
-    speculators, speculators_class = "xpress", "XPressDraftModel"
-    speculators_keys = {name: name for name in ("xpress_rank", "xpress_mlp_ratio")}
-    speculators_keys["xpress_num_passes"] = "num_jacobi_passes"
-    speculators_names = {
-        "xpress_head.w1": "refiner_head.token_embed",
-        "xpress_head.w2": "refiner_head.readout",
-        "xpress_head.mix.L": "refiner_head.mix_l",
-        **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
-        "xpress_head.": "refiner_head.",
-    }
-    tensor_names = DrafterConfig.tensor_names | {
-        "head.predecessor": "xpress_head.w1",
-        "head.up": "xpress_head.w2",
-        "head.mix": "xpress_head.mix.L",
-        **{f"head.mlp_{part}": f"xpress_head.mlp.{part}_proj" for part in ("gate", "up", "down")},
-        "head.": "xpress_head.",
-    }
-
-    recipe_keys = {
-        "rank": Key(256, least=1, most=LARGEST_RANK // MLP_RATIO, shape=True),
-    }
-
-    @property
-    def lead(self) -> int:
-        return self.first_slot
-
-    @property
-    def head_passes(self) -> int:
-        return self.xpress_num_passes
-
-    @classmethod
-    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        return "XPress" in str(raw.get("architectures"))
-
-    @classmethod
-    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        size = either(raw, nested, "block_size")
-        # A mixer of another size, and drafts among a few candidates alone, as the authors' code has them too.
-        refuse_other_layout(raw, nested, "xPress", {"xpress_block_size": size, "xpress_candidate_topc": 0})
-        if candidates := optional_integer(raw, nested, "xpress_topc", 0):
-            log.warning("xpress_topc %d is vLLM's; here decode.head_candidates says how many are scored", candidates)
-        values = {name: optional_integer(raw, nested, name, PASSES) for name in FIELDS}
-        return {"shift_label": bool(shift_label(raw, nested)), **values}
-
-    @property
-    def xpress_mlp_ratio(self) -> int:
-        """Hidden units ÷ rank, which folders of speculators store."""
-        ratio, rest = divmod(self.xpress_mlp_hidden, self.xpress_rank)
-        if rest:
-            sizes = f"xpress_mlp_hidden {self.xpress_mlp_hidden} is no multiple of xpress_rank {self.xpress_rank}"
-            raise DataError(f"{sizes}, as it is in folders of speculators. Export the drafter as serving.")
-        return ratio
-
-    @classmethod
-    def from_speculators(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        head = {name: raw[key] for name, key in cls.speculators_keys.items()}
-        rank, ratio = (integer(name, head[name]) for name in ("xpress_rank", "xpress_mlp_ratio"))
-        return {**head, "xpress_mlp_hidden": rank * ratio}
-
-    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        # Without xpress_topc vLLM corrects only the 512 tokens of each slot that the backbone scores best.
-        keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size, "xpress_topc": 0}
-        return {**keys, **{name: getattr(self, name) for name in FIELDS}}, {}
-
-    def check(self) -> None:
-        super().check()
-        for name in FIELDS:
-            value = getattr(self, name)
-            refuse(not 1 <= value <= LARGEST_RANK, f"{name} {value} must be in 1..{LARGEST_RANK}")
-
-    def head_module(self, dtype: Any, whole: bool) -> Head:
-        return XpressHead(self, dtype, whole)
-
-    @classmethod
-    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        rank = recipe.drafter.xpress.rank
-        return {"xpress_rank": rank, "xpress_mlp_hidden": MLP_RATIO * rank}
-
-    @classmethod
-    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
-        return XpressSettings(**shared)
-
-    def sglang_refusal(self) -> str | None:
-        return "SGLang has no xPress head"
-
-    def vllm_refusal(self) -> str | None:
-        return "vLLM refuses sample_from_anchor for xPress" if self.shift_label else self.convolution_refusal()
-
-
-# --------------------------------------------------------------------------------------------------------------- module
 
 
 class XpressHead(Head):
@@ -161,33 +53,33 @@ class XpressHead(Head):
         """The vectors a_j of all slots, those that are not known zero: float32 [*batch, G, E]."""
         return jnp.zeros((*batch, self.config.block_size, self.config.xpress_rank), jnp.float32)
 
-    def hidden_half(self, z: Hidden) -> jax.Array:
+    def z_terms(self, z: Hidden) -> jax.Array:
         """z [B, G, D] → [B, G, 2E + G]: D_h z_k, D_g g, and the number of the slot as a one-hot row."""
         mean = self.down_g(z.astype(jnp.float32).mean(axis=-2, keepdims=True))
         state, numbers = self.down_h(z), jnp.eye(self.config.block_size, dtype=mean.dtype)
         shared = (jnp.broadcast_to(part, (*state.shape[:-1], part.shape[-1])) for part in (mean, numbers))
         return jnp.concatenate([state, *shared], axis=-1)
 
-    def step(self, state: jax.Array, x: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
-        vector, slot = self._vector(half, x), half[..., 2 * self.config.xpress_rank :].astype(jnp.float32)
+    def step(self, state: jax.Array, x: jax.Array, z_terms: jax.Array) -> tuple[jax.Array, jax.Array]:
+        vector, slot = self._vector(z_terms, x), z_terms[..., 2 * self.config.xpress_rank :].astype(jnp.float32)
         placed = slot[..., :, None] * vector[..., None, :]
         state = jax.lax.optimization_barrier(state + placed)  # as in the Domino head
         row = jnp.einsum("...k,ckj->...jc", slot, jnp.tril(self.mix))
-        return state, self._code(vector + jnp.sum(row * state, axis=-2))
+        return state, self._codes(vector + jnp.sum(row * state, axis=-2))
 
-    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
-        vectors = self._vector(half, x)
+    def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
+        vectors = self._vector(z_terms, x)
         slots = vectors.shape[-2]
         mix = jnp.tril(self.mix)[:, :slots, :slots]
-        return self._code(vectors + jnp.einsum("ckj,bjc->bkc", mix, vectors))
+        return self._codes(vectors + jnp.einsum("ckj,bjc->bkc", mix, vectors))
 
-    def _vector(self, half: jax.Array, x: jax.Array) -> jax.Array:
+    def _vector(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
         """a_k float32 [..., E]."""
-        state, mean, _ = jnp.split(half, [self.config.xpress_rank, 2 * self.config.xpress_rank], axis=-1)
+        state, mean, _ = jnp.split(z_terms, [self.config.xpress_rank, 2 * self.config.xpress_rank], axis=-1)
         inputs = enumerate((state, mean, self.look_up(x)))
         return sum(self.in_proj.part(index, part) for index, part in inputs).astype(jnp.float32)
 
-    def _code(self, mixed: jax.Array) -> jax.Array:
+    def _codes(self, mixed: jax.Array) -> jax.Array:
         return mixed + self.mlp_down(nn.silu(self.mlp_gate(mixed)) * self.mlp_up(mixed))
 
 
@@ -228,22 +120,25 @@ class XpressObjective(Objective):
         """Fewer than the usual loss has, as there are more logits of each block."""
         return max(1, 3 * self.settings.slice_blocks // (3 + self.settings.rounds))
 
-    def parts(self, usual: Parts, models: Any, base_logits: Any, labels: Labels, before: jax.Array) -> Parts:
+    def forward(
+        self, default: SlicedForward, models: Any, base_logits: Any, labels: Labels, previous_tokens: jax.Array
+    ) -> SlicedForward:
         config = models.drafter.config
         rounds = self.settings.rounds if self.settings.weights[2] else 0
         decay = position_decay(config.block_size, config.first_slot, self.settings.gamma)
 
         def refined(params: dict, z: Hidden, codes: jax.Array, frozen: tuple) -> Outputs:
-            states, known = frozen
-            outputs = usual.outputs_of(params, z, codes, states)
-            head, logits = models.replace(drafter_params={"head": params}), [outputs.base]
+            states, prefix_tokens = frozen
+            outputs = default.outputs_of(params, z, codes, states)
+            drafter, logits = models.replace(drafter_params={"head": params}).bound, [outputs.base]
             for _ in range(rounds):
                 choices = jnp.argmax(logits[-1], axis=-1)[..., config.first_slot : -1]
-                codes = head.block_codes(z, jnp.concatenate([known, choices], axis=-1))
-                logits.append(outputs.base.at[..., config.first_slot :, :].add(head.residual(codes)))
+                codes = drafter.codes(z, jnp.concatenate([prefix_tokens, choices], axis=-1))
+                logits.append(outputs.base.at[..., config.first_slot :, :].add(drafter.head.residual(codes)))
             return outputs._replace(extra=(logits[1:], jnp.broadcast_to(decay, z.shape[:-1])))
 
-        return usual._replace(outputs_of=refined, states=(usual.states, before[..., : 1 + config.lead]))
+        states = (default.states, previous_tokens[..., : 1 + config.extra_slots])
+        return default._replace(outputs_of=refined, states=states)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         settings, valid, (rounds, decay) = self.settings, labels.label_weights, outputs.extra
@@ -285,3 +180,70 @@ def _consistency(sums: Sums) -> jax.Array | float:
     """The mean of the rounds' terms; 0 without rounds."""
     rounds = [value for name, value in sums.items() if "_round" in name]
     return sum(rounds) / max(1, len(rounds))
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclasses.dataclass(frozen=True)
+class XpressConfig(DrafterConfig):
+    """xpress_rank: E.  xpress_mlp_hidden: hidden units of its network.  xpress_num_passes: K of decoding."""
+
+    # A new head's network has MLP_RATIO times as many hidden units.
+    xpress_rank: int = field(least=1, most=LARGEST_RANK // MLP_RATIO, recipe=256, recipe_name="rank", shape=True)
+    xpress_mlp_hidden: int = field(least=1, most=LARGEST_RANK, speculators="xpress_mlp_ratio", unit="xpress_rank")
+    xpress_num_passes: int = field(6, least=1, most=LARGEST_RANK, speculators="num_jacobi_passes")
+
+    head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
+    known_by, module, loss = ("XPress",), XpressHead, XpressSettings
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor": "xpress_head.w1",
+        "head.up": "xpress_head.w2",
+        "head.mix": "xpress_head.mix.L",
+        **{f"head.mlp_{part}": f"xpress_head.mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "head.": "xpress_head.",
+    }
+    reads = (*BLOCKS, "frozen_backbone")
+    speculators = Speculators(
+        "xpress",
+        architecture="XPressDraftModel",
+        tensor_names={
+            "xpress_head.w1": "refiner_head.token_embed",
+            "xpress_head.w2": "refiner_head.readout",
+            "xpress_head.mix.L": "refiner_head.mix_l",
+            **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
+            "xpress_head.": "refiner_head.",
+        },
+    )
+
+    @property
+    def extra_slots(self) -> int:
+        return self.first_slot
+
+    @property
+    def passes(self) -> int:
+        return self.xpress_num_passes
+
+    @classmethod
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        fields = super().recipe_fields(recipe)
+        return fields | {"xpress_mlp_hidden": MLP_RATIO * fields["xpress_rank"]}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
+        config, nested = super().from_dict(raw, target), section(raw, "dflash_config")
+        # A mixer of another size, and drafts among a few candidates alone, as the authors' code has them too.
+        fixed = {"xpress_block_size": config.block_size, "xpress_candidate_topc": 0}
+        refuse_other_layout(raw, nested, cls.title, fixed)
+        if candidates := optional_integer(raw, nested, "xpress_topc", 0):
+            log.warning("xpress_topc %d is vLLM's; here decode.head_candidates says how many are scored", candidates)
+        return config
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # Without xpress_topc vLLM corrects only the 512 tokens of each slot that the backbone scores best.
+        keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size, "xpress_topc": 0}
+        return keys | self.head_fields(), {}
+
+    def server_refusals(self) -> tuple[str | None, str | None]:
+        vllm = "vLLM refuses sample_from_anchor for xPress" if self.shift_label else self.convolution_refusal()
+        return "SGLang has no xPress head", vllm

@@ -1,8 +1,8 @@
-"""The drafters of all kinds: one dict of their configs, and what configs and modules have in common.
+"""The drafters: one dict of their configs, and what configs and modules have in common.
 
-A config is a `Kind` with `num_drafts`, `most_drafts`, `block_size` (rows of the pass that verifies num_drafts),
-`target_layer_ids`, `num_key_value_heads`, `vocab_size` and `max_position_embeddings`. Every module has the methods
-below; drafting differs by kind (method/propose.py).
+A config is a `HeadConfig` with `num_drafts`, `block_size` (rows of the pass that verifies num_drafts), `mask_token_id`
+(None without blocks), `target_layer_ids`, `num_key_value_heads`, `vocab_size` and `max_position_embeddings`. Every
+module has the methods below; drafting differs with and without a backbone (method/propose.py).
 
     example() -> arguments of `init`
     init_cache(batch, slots) -> what it keeps of the text: a tuple of trees of arrays. Those with four axes are caches
@@ -29,9 +29,8 @@ from domino_jax.runtime.errors import DataError, quote, warn_once
 
 log = logging.getLogger(__name__)
 
-# {config.drafter.head: the config of such a drafter}
-_KINDS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config)
-KINDS = {kind.head: kind for kind in _KINDS}
+_CONFIGS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config)
+CONFIGS = {config.head: config for config in _CONFIGS}  # {config.drafter.head: the config of such a drafter}
 SHOWN = 6  # tensors of a folder that is no drafter
 AnyConfig = DrafterConfig | Eagle3Config
 AnyDrafter = Drafter | Eagle3
@@ -47,17 +46,17 @@ def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[Any
         DataError: no drafter of a known kind.
     """
     # The keys of plain DFlash are those of all block drafters.
-    kinds = [kind for kind in reversed(KINDS.values()) if kind.matches(raw, tensors)]
-    titles = [kind.title for kind in kinds if kind is not DrafterConfig]
+    known = [config for config in reversed(CONFIGS.values()) if config.matches(raw, tensors)]
+    titles = [config.title for config in known if config is not DrafterConfig]
     if len(titles) > 1:
         warn_once(log, f"a drafter's config.json has the keys of {' and '.join(titles)}: it is read as {titles[0]}.")
-    if kinds:
-        return kinds[0]
+    if known:
+        return known[0]
     stated = ", ".join(f"{key} {quote(raw.get(key))}" for key in ("architectures", "model_type"))
     shown = ", ".join(sorted(tensors)[:SHOWN]) or "none"
     raise DataError(
-        f"this is no drafter of a known kind ({', '.join(kind.title for kind in KINDS.values())}): {stated}; its first"
-        f" tensors: {shown}. Name the folder of such a drafter."
+        f"this is no drafter of a known kind ({', '.join(config.title for config in CONFIGS.values())}): {stated}; its"
+        f" first tensors: {shown}. Name the folder of such a drafter."
     )
 
 
@@ -69,7 +68,12 @@ def parse_config(raw: dict[str, Any]) -> AnyConfig:
 def new_drafter(
     config: AnyConfig, dtype: Any = jnp.float32, *, remat: bool = False, whole_head: bool = False
 ) -> AnyDrafter:
-    """The module of a config; the choices are Drafter's, and the other kinds read remat alone."""
+    """The module of a config; the choices are Drafter's, and EAGLE-3 reads remat alone."""
     if config.has_backbone:
         return Drafter(config, dtype, remat, whole_head)
-    return config.module(dtype, remat)
+    return config.module(config, dtype, remat)
+
+
+def stored_config(config: AnyConfig) -> dict[str, Any]:
+    """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""
+    return config.to_dict() | ({} if config.has_backbone else {"draft_tokens": config.draft_tokens.tolist()})

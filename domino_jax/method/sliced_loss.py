@@ -1,0 +1,97 @@
+"""Losses reduced in slices of anchor blocks. Skip this file at first reading: it bounds memory and changes no number.
+
+A slice is a few anchor blocks of every row. Its logits are made once, reduced to additive sums and to the gradient of
+the loss, and dropped, so the [A·G, V] array of a batch never lives.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.models.slices import cut, joined
+
+Sums = dict[str, jax.Array]
+
+
+class SlicedForward(NamedTuple):
+    """A forward pass whose last part, from hidden states to logits, runs slice by slice.
+
+    outputs_of: (params, *slice of inputs, slice of states) → losses.Outputs with arrays [B, n, G, ...].
+    params: the trained parameters that outputs_of reads.
+    inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
+    states: a tree of arrays [B, A, ...] or None, which do not.
+    """
+
+    outputs_of: Callable[..., Any]
+    params: Any
+    inputs: tuple
+    states: Any = None
+
+
+def sliced_loss(forward: SlicedForward, labels: Any, objective: Any) -> tuple[jax.Array, Sums]:
+    """(loss, block_sums) of all blocks, `objective.slice_blocks` of each row at a time.
+
+    When it is differentiated, the gradient of a slice is computed beside its logits, and the backward pass only
+    multiplies it by the cotangent of the loss. So the logits are made once, where a rematerialised slice makes them
+    twice. The sums are figures to report: no gradient flows through them.
+
+    Slices are cut along the anchors and never along the rows: every device works on its own rows in every slice. Zeros
+    fill the last slice, as blocks without a label.
+
+    Args:
+        labels: losses.Labels.
+        objective: losses.Objective, or another class with its `loss`, `block_sums` and `slice_blocks`.
+    """
+    blocks = labels.ids.shape[1]
+    size = min(objective.slice_blocks, blocks)
+
+    def row_losses(params, inputs, labels, states):
+        outputs = forward.outputs_of(params, *inputs, states)
+        sums = jax.vmap(objective.block_sums)(outputs, labels)
+        return objective.loss(sums), sums
+
+    def slices(inputs):
+        return jax.tree.map(lambda x: cut(x, 1, size), (inputs, labels, forward.states))
+
+    def total(rows):
+        return jax.tree.map(lambda x: x.sum(axis=0), rows)  # once, after the slices: rows are spread over devices
+
+    @jax.custom_vjp
+    def loss_of(params, inputs):
+        return total(scan_sum(functools.partial(row_losses, params), slices(inputs)))
+
+    def with_gradients(params, inputs):
+        def of_slice(inputs, labels, states):
+            losses_of = functools.partial(row_losses, labels=labels, states=states)
+            losses, pull_back, sums = jax.vjp(losses_of, params, inputs, has_aux=True)
+            of_params, of_inputs = pull_back(jnp.ones_like(losses))
+            return (losses, sums, of_params), of_inputs
+
+        (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, slices(inputs))
+        return total((losses, sums)), (of_params, jax.tree.map(lambda x: joined(x, 1, blocks), of_inputs))
+
+    def backward(gradients, cotangents):
+        return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)
+
+    loss_of.defvjp(with_gradients, backward)
+    return loss_of(forward.params, forward.inputs)
+
+
+def scan_sum(function: Callable[..., Any], parts: Any) -> Any:
+    """The sum of function(*part), one part after the other; `parts` has them along axis 0 of every array."""
+    return scan_sum_and_stack(lambda *part: (function(*part), None), parts)[0]
+
+
+def scan_sum_and_stack(function: Callable[..., tuple[Any, Any]], parts: Any) -> tuple[Any, Any]:
+    """As scan_sum for a function with two results: the sum of the first ones and the second ones along axis 0."""
+    first, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+
+    def add(total, part):
+        summed, stacked = function(*part)
+        return jax.tree.map(jnp.add, total, summed), stacked
+
+    return jax.lax.scan(add, zero, parts)

@@ -1,0 +1,42 @@
+"""What the layers of a backbone read of the text and of their block, and which rows of it a cache holds.
+
+A first reader can skip this file: without sliding windows every layer reads all of the text and its whole block.
+"""
+
+
+class LayerWindows:
+    """The part of DrafterConfig about layer_types, sliding_window, is_causal, draft_window and draft_sink."""
+
+    def is_sliding(self, layer: int) -> bool:
+        """True when this draft layer uses the sliding window."""
+        return bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of this draft layer, None where it reads all of the context."""
+        return self.sliding_window if self.is_sliding(layer) else None
+
+    def causal(self, layer: int) -> bool:
+        """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
+        return self.is_sliding(layer) if self.is_causal is None else self.is_causal
+
+    def reach(self, layer: int) -> tuple[int | None, int]:
+        """(window, sink): what a layer reads of the text when decoding; the window is None where it reads all of it."""
+        trained = self.window(layer)
+        window = min((rows for rows in (trained, self.draft_window) if rows), default=None)
+        return window, 0 if trained else self.draft_sink
+
+    def ring(self, layer: int) -> int | None:
+        """Slots of the ring of a layer with a window: what it reads, a block, and a row more, which a commit of all
+        drafts may take. None for a layer that keeps all of the text."""
+        window, sink = self.reach(layer)
+        return None if window is None else sink + window + self.block_size
+
+    def cache_slots(self, part: int, slots: int) -> int:
+        return min(slots, self.ring(part) or slots)
+
+    def reusable(self, cached: int, text: int, prompt: int) -> int:
+        """A window's rows before the end of a shorter prompt are lost once later ones took their slots."""
+        for window, sink in map(self.reach, range(self.num_hidden_layers)):
+            if window and prompt < text and text + 1 - window > sink:
+                cached = min(cached, max(prompt + 1 - window, 0))
+        return cached
