@@ -16,14 +16,7 @@ from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import number, read_key, read_switch, refuse, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
-from domino_jax.method.losses import (
-    EPSILON,
-    Labels,
-    LossSettings,
-    Objective,
-    Outputs,
-    total_variation,
-)
+from domino_jax.method.losses import EPSILON, Labels, LossSettings, Objective, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
