@@ -239,7 +239,7 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
-        """As of DrafterConfig; a file of rank 0 has no head: it is that of plain DFlash, shifted as all of these."""
+        """As DrafterConfig.from_dict. A file of rank 0 has no head: it is plain DFlash, shifted like all of these."""
         nested = section(raw, "dflash_config")
         refuse_other_layout(raw, nested, cls.title, cls.fixed)
         mode, heads, pairs = read_key(raw, nested, _ATTENTION), *map(raw.get, _HEADS)
