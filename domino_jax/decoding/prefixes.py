@@ -40,7 +40,7 @@ class Prefixes:
 
     Only keys and values are taken over, which depend on the tokens up to their own. The last token of the common prefix
     is read again: EAGLE-3's row for it also holds the token after it. Everything else that a drafter keeps follows from
-    the last token of the prompt (drafters.py), which is always read.
+    the last token of the prompt (method/drafters.py), which is always read.
     """
 
     def __init__(self, count: int, most_bytes: int):

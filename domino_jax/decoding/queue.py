@@ -361,7 +361,7 @@ def _take(state: DecodeState, places: jax.Array, ended: jax.Array) -> DecodeStat
 def _cut_out(models: Models, caches: tuple, places: jax.Array, slots: int) -> tuple:
     """Both caches of the rows at `places`, with slots for texts that fit `slots`."""
     target, draft = take_rows(caches, places)
-    return resize(target, slots), models.fit_context(draft, slots)
+    return resize(target, slots), models.resize_context(draft, slots)
 
 
 def _fit_part(part, places: jax.Array, slots: int):

@@ -155,7 +155,6 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     def check(self) -> None:
         check_ranges(self)
         ids, last, taps = list(self.target_layer_ids), self.num_target_layers - 1, self.conv_kernel_size
-        types, layers = set(self.layer_types), self.num_hidden_layers
         refuse(len(set(ids)) != len(ids) or not ids, f"target_layer_ids {ids} must be distinct and at least one")
         refuse(
             any(not 0 <= index < last for index in ids),
@@ -166,18 +165,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
             not 0 <= self.mask_token_id < self.vocab_size,
             f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
         )
-        refuse(
-            len(self.layer_types) not in (0, layers),
-            f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {layers}",
-        )
-        refuse(
-            not types <= {"full_attention", "sliding_attention"},
-            f"layer_types {sorted(types)} may hold full_attention and sliding_attention only",
-        )
-        refuse(
-            "sliding_attention" in types and (self.sliding_window or 0) < 1,
-            "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a window",
-        )
+        self.check_windows()
         only = self.fixed.get("shift_label", self.shift_label)
         refuse(
             self.shift_label != only,

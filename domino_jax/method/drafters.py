@@ -5,9 +5,9 @@ A config is a `HeadConfig` with `num_drafts`, `block_size` (rows of the pass tha
 module has the methods below; drafting differs with and without a backbone (method/propose.py).
 
     example() -> arguments of `init`
-    init_cache(batch, slots) -> what it keeps of the text: a tuple of trees of arrays. Those with four axes are caches
-        [B, K, S, H], which grow with the text, and whose rows depend on the text up to the token after theirs; all
-        others are [B, ...] and depend on the last row alone (decoding/prefixes.py). Never an empty tuple.
+    init_cache(batch, slots) -> the drafter's cache: a tuple of trees of arrays, never empty. Arrays with four axes,
+        [B, K, S, H], grow with the text; a row of them depends on the text up to the token after it. All other arrays
+        are [B, ...] and depend on the last row alone (decoding/prefixes.py).
     extend_context(cache, TargetRows, slots) -> the cache with the rows that the target has read
 """
 

@@ -6,7 +6,7 @@ a subclass of `DrafterConfig` (config.py), whose fields are keys of its files an
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -55,13 +55,11 @@ class HeadConfig:
     The first five answers are required; the others have defaults, which are those of a drafter without a head.
     """
 
-    head: ClassVar[str]  # its name in a recipe
-    title: ClassVar[str]  # its drafters' name
-    known_by: ClassVar[tuple[str, ...]]  # what its files state in architectures, or as projector_type
-    module: ClassVar[Any] = None  # the subclass of Head; of a drafter without a backbone, the whole drafter
-    tensor_names: ClassVar[
-        Mapping[str, str]
-    ]  # {how a parameter's name begins (tables.table_of): how its tensor's does}
+    head: str  # its name in a recipe
+    title: str  # its drafters' name
+    known_by: tuple[str, ...]  # what its files state in architectures, or as projector_type
+    module: Any = None  # the subclass of Head; of a drafter without a backbone, the whole drafter
+    tensor_names: Mapping[str, str]  # {how a parameter's name begins (tables.table_of): how its tensor's does}
 
     # ------------------------------------------------------------------------------------------------------ drafting
 
@@ -78,9 +76,9 @@ class HeadConfig:
 
     # ------------------------------------------------------------------------------------------- training and recipe
 
-    loss: ClassVar[Any] = LossSettings  # the settings of its own loss
-    reads: ClassVar[tuple[str, ...]] = ()  # keys of the recipe's drafter and train sections, of those that not all read
-    new: ClassVar[Mapping[str, Any]] = {}  # fields of a new drafter that the recipe leaves open
+    loss: Any = LossSettings  # the settings of its own loss
+    reads: tuple[str, ...] = ()  # keys of the recipe's drafter and train sections, of those that not all read
+    new: Mapping[str, Any] = {}  # fields of a new drafter that the recipe leaves open
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
@@ -90,9 +88,9 @@ class HeadConfig:
     # --------------------------------------------------------------------------------------------------------- files
 
     architecture = "DFlashDraftModel"  # the class that its files name
-    fixed: ClassVar[Mapping[str, Any]] = {}  # {key of config.json: the only value of the head's drafters}
-    needed: ClassVar[tuple[str, ...]] = ()  # keys that a file must have, of DrafterConfig's fields with a default
-    own_keys: ClassVar[tuple[str, ...]] = ()  # keys that drafters of other heads must not have, beside its fields
+    fixed: Mapping[str, Any] = {}  # {key of config.json: the only value of the head's drafters}
+    needed: tuple[str, ...] = ()  # keys that a file must have, of DrafterConfig's fields with a default
+    own_keys: tuple[str, ...] = ()  # keys that drafters of other heads must not have, beside its fields
     speculators = Speculators()
 
     @classmethod
@@ -142,7 +140,7 @@ class HeadConfig:
 
     # ----------------------------------------------------------------------------------------- what follows from them
 
-    has_head: ClassVar[bool]  # a head corrects the logits of a backbone
+    has_head: bool  # a head corrects the logits of a backbone
     # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while
     # it would go through 32,000 numbers of a tuple again.
     draft_token_bytes = b""
@@ -174,8 +172,11 @@ class HeadConfig:
         return slots
 
     def reusable(self, cached: int, text: int, prompt: int) -> int:
-        """With how many rows of an earlier text of `text` tokens a prompt can start that has `cached` ones in common
-        with it and `prompt` tokens in all."""
+        """How many of the cached rows of an earlier text a prompt can start from.
+
+        Args:
+            cached: tokens with which both begin.  text, prompt: tokens of the earlier text and of the prompt.
+        """
         return cached
 
 

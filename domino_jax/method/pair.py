@@ -82,8 +82,8 @@ class Models:
         """The drafter's head (head.Head) with its parameters, as `bound`."""
         return self.bound.head
 
-    def fit_context(self, context: Any, slots: int) -> Any:
-        """What the drafter keeps of the text, () without one, beside a target's cache of `slots` slots."""
+    def resize_context(self, context: Any, slots: int) -> Any:
+        """The drafter's cache, () without a drafter, resized for a target's cache of `slots` slots."""
         return tuple(resize(part, self.drafter.config.cache_slots(i, slots)) for i, part in enumerate(context))
 
     def head_inputs(self, tokens: jax.Array) -> jax.Array:

@@ -3,6 +3,8 @@
 A first reader can skip this file: without sliding windows every layer reads all of the text and its whole block.
 """
 
+from domino_jax.method.config_keys import refuse
+
 
 class LayerWindows:
     """The part of DrafterConfig about layer_types, sliding_window, is_causal, draft_window and draft_sink."""
@@ -40,3 +42,19 @@ class LayerWindows:
             if window and prompt < text and text + 1 - window > sink:
                 cached = min(cached, max(prompt + 1 - window, 0))
         return cached
+
+    def check_windows(self) -> None:
+        """Raises DataError for layer_types and a window that contradict each other."""
+        types, layers = set(self.layer_types), self.num_hidden_layers
+        refuse(
+            len(self.layer_types) not in (0, layers),
+            f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {layers}",
+        )
+        refuse(
+            not types <= {"full_attention", "sliding_attention"},
+            f"layer_types {sorted(types)} may hold full_attention and sliding_attention only",
+        )
+        refuse(
+            "sliding_attention" in types and (self.sliding_window or 0) < 1,
+            "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a window",
+        )

@@ -34,11 +34,11 @@ def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None
         return {"architectures": [config.speculators.architecture], "block_size": config.block_size, **keys}
     if format == SPECFORGE and config.servers.specforge:
         return {**raw, "architectures": [config.servers.specforge]}
-    # These keys do not state it: there, full layers always read the whole block.
-    stated = not config.has_backbone or not (config.is_causal and "full_attention" in raw["layer_types"])
-    plain = config.has_backbone and not config.has_head and stated
-    if format == SERVING and plain and config.server_refusals()[1] is None and is_hub_id(verifier):
-        raw |= speculators_keys(config, raw, verifier)
+    plain = config.has_backbone and not config.has_head and config.server_refusals()[1] is None
+    # These keys do not state causal full layers: there, they always read the whole block.
+    if format == SERVING and plain and is_hub_id(verifier):
+        if not (config.is_causal and "full_attention" in raw["layer_types"]):
+            raw |= speculators_keys(config, raw, verifier)
     return raw
 
 

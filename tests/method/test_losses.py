@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method import losses
-from domino_jax.method.losses import (
-    LossSettings,
-    Objective,
-    accepted_lengths,
-    cross_entropy,
-    dpace_weights,
-)
+from domino_jax.method.losses import LossSettings, Objective, accepted_lengths, cross_entropy, dpace_weights
 from domino_jax.method.sliced_loss import SlicedForward, sliced_loss
 from tests.helpers.models import tiny_drafter, tiny_target
 

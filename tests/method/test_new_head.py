@@ -135,9 +135,9 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monk
     assert [texts(generator.generate(prompts, mode)) for mode in ("draft", "tree")] == [plain, plain]
 
     block, known = jax.random.normal(jax.random.key(2), (2, 4, 32)), jnp.arange(8).reshape(2, 4)
-    z_terms, state, codes = models.head.z_terms(block), models.head.initial_state(2), []
+    z_terms, head, codes = models.head.z_terms(block), models.head.initial_state(2), []
     for slot in range(4):
-        state, code = models.head.step(state, known[:, slot], z_terms[:, slot])
+        head, code = models.head.step(head, known[:, slot], z_terms[:, slot])
         codes.append(code)
     np.testing.assert_allclose(jnp.stack(codes, 1), models.head.codes(z_terms, known), rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method import blocks
+from domino_jax.method import blocks, step
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import greedy_tokens
@@ -82,7 +82,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_drafted_tokens(monkeypatch)
     drafts = jnp.asarray(plainly_drafted(models_of(target, drafter), z))
     found = losses("domino", dataclasses.replace(settings, drafted_tokens=True))
     assert float(found[0]) != float(losses("domino", settings)[0])
-    monkeypatch.setattr(blocks, "head_tokens", lambda *_: drafts)
+    monkeypatch.setattr(step, "head_tokens", lambda *_: drafts)
     expected = losses("domino", settings)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.method.heads.markov import KEYS as MARKOV_KEYS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN
+
+MARKOV_KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
 HEAD = ("prefix_gru", "embed_proj")
 # What Qwen3Config leaves out of transformer_layer_config because its defaults are the same.

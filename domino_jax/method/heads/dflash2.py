@@ -222,15 +222,12 @@ class Dflash2Config(DrafterConfig):
         "head.": "candidate_selector.",
     }
     reads = (*DrafterConfig.reads, "frozen_backbone")
+    only_candidates = property(lambda self: self.selector_top_k)
     new = {"conv_kernel_size": 2, "selector_top_k": 16}  # as in public drafters
     # They have no projector, are never shifted, and correct every draft.
     fixed = {"projector_type": None, "shift_label": False, "sample_from_anchor": False, "pure_draft_prefix_len": 0}
     needed, own_keys = CONVOLUTION, ("projector_type", *TRANSFORMS)
     speculators = Speculators("dflash2", needed=CONVOLUTION, whole_blocks=True)
-
-    @property
-    def only_candidates(self) -> int:
-        return self.selector_top_k
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # Public files have no shift_label, they are not shifted, and readers need the keys of convolutions too.

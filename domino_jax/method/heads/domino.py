@@ -112,8 +112,7 @@ class DominoHead(Head):
 
 @dataclasses.dataclass(frozen=True)
 class DominoConfig(DrafterConfig):
-    """emb_dim: E.  gru_hidden_dim: U.  pure_draft_prefix_len: drafts at the start of a block that the head leaves as
-    they are."""
+    """emb_dim: E, the rank of the correction.  gru_hidden_dim: U, the state of the GRU."""
 
     pure_draft_prefix_len: int = field(0, least=0, recipe=1)
     emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, shape=True, speculators="logits_correction_emb_dim")

@@ -16,14 +16,7 @@ from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import number, read_key, read_switch, refuse, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
-from domino_jax.method.losses import (
-    EPSILON,
-    Labels,
-    LossSettings,
-    Objective,
-    Outputs,
-    total_variation,
-)
+from domino_jax.method.losses import EPSILON, Labels, LossSettings, Objective, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
@@ -246,7 +239,7 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
-        """As of DrafterConfig; a file of rank 0 has no head: it is that of plain DFlash, shifted as all of these."""
+        """As DrafterConfig.from_dict. A file of rank 0 has no head: it is plain DFlash, shifted like all of these."""
         nested = section(raw, "dflash_config")
         refuse_other_layout(raw, nested, cls.title, cls.fixed)
         mode, heads, pairs = read_key(raw, nested, _ATTENTION), *map(raw.get, _HEADS)

@@ -17,15 +17,7 @@ from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import optional_integer, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Speculators, SplitLinear
-from domino_jax.method.losses import (
-    EPSILON,
-    Labels,
-    LossSettings,
-    Objective,
-    Outputs,
-    cross_entropy,
-    total_variation,
-)
+from domino_jax.method.losses import EPSILON, Labels, LossSettings, Objective, Outputs, cross_entropy, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
@@ -204,6 +196,8 @@ class XpressConfig(DrafterConfig):
         "head.": "xpress_head.",
     }
     reads = (*BLOCKS, "frozen_backbone")
+    extra_slots = property(lambda self: self.first_slot)
+    passes = property(lambda self: self.xpress_num_passes)
     speculators = Speculators(
         "xpress",
         architecture="XPressDraftModel",
@@ -215,14 +209,6 @@ class XpressConfig(DrafterConfig):
             "xpress_head.": "refiner_head.",
         },
     )
-
-    @property
-    def extra_slots(self) -> int:
-        return self.first_slot
-
-    @property
-    def passes(self) -> int:
-        return self.xpress_num_passes
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
