@@ -14,7 +14,7 @@ from ml_collections import config_dict
 from domino_jax.decoding.settings import BASELINE, MODES, refused_mode
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import Problem, TreeSettings
-from domino_jax.recipe.values import decode_settings, modes_of
+from domino_jax.recipe.open_keys import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import walk
 
