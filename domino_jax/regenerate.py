@@ -121,7 +121,7 @@ def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
     The devices that divide the key/value heads split the weights, and the others share the rows of a batch, as far as
     it can be cut evenly.
     """
-    devices, kv_heads = own_devices(), read_target_config(path).num_key_value_heads
+    devices, kv_heads = process_devices(), read_target_config(path).num_key_value_heads
     tensor = math.gcd(len(devices), kv_heads)
     data = math.gcd(len(devices) // tensor, batch_size)
     if data * tensor == 1:
@@ -132,7 +132,7 @@ def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
         yield placement(mesh, kv_heads)
 
 
-def own_devices() -> list[jax.Device]:
+def process_devices() -> list[jax.Device]:
     """This process' devices; one of a CPU, whose devices share its cores."""
     devices = jax.local_devices()
     return devices[:1] if devices[0].platform == "cpu" else devices
@@ -189,7 +189,7 @@ def regenerate_rows(
             answerer = new_answerer(loaded, settings, drafter_path)
             prompts = first_turns(rows, answerer, codec, skip_bad)
             files.ids = [prompt.id for prompt in prompts]
-            work = list(own_queues(prompts, settings.batch_size, done, processes))
+            work = list(process_queues(prompts, settings.batch_size, done, processes))
             answer(work, files, answerer, codec, done)
         files.finish()
     say(f"{files.output} holds {len(files.ids)} answers.")
@@ -227,7 +227,7 @@ def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: s
     return Answerer(models, lower_to_drafter(settings, models.drafter.config), loaded.stop_ids)
 
 
-def own_queues(
+def process_queues(
     prompts: Sequence[Prompt], batch_size: int, done: set[str], processes: ProcessGroup
 ) -> Iterator[list[Prompt]]:
     """The work of this process: every count-th queue, unless all its rows have an answer.
