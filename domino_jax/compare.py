@@ -11,14 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import rich.console
-
 from domino_jax.evals.plots import COMPARED, plot_runs
-from domino_jax.evals.report import print_table
+from domino_jax.evals.report import print_tables
 from domino_jax.evals.tables import NOTHING
 from domino_jax.recipe import cli
+from domino_jax.runtime.differences import differences
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.made_with import differences
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
@@ -30,7 +28,7 @@ def main(flags: cli.Flags) -> None:
     rows = {name: rows_of(folder) for name, folder in zip(names, folders, strict=True)}
     recipes = [hf.read_json(folder, "config.json", kind="the workdir of a training run") for folder in folders]
     pictures = plot_runs(flags.output, rows)
-    print_table(table_of(rows), rich.console.Console())
+    print_tables([table_of(rows)])
     for name, recipe in zip(names[1:], recipes[1:], strict=True):
         for line in changed(recipes[0], recipe):
             print(f"{name}: {line}")

@@ -21,33 +21,35 @@ the throughput at several batch sizes, and config.decode.compare several drafter
 import contextlib
 import dataclasses
 import functools
+import io
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
+import rich.console
 from etils import epath
 
 from domino_jax.data.chat import TextCodec
+from domino_jax.decoding.api import Decoder
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.settings import DRAFT, DecodeSettings, default_modes
-from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafters, console_comparison, drafter_names
+from domino_jax.decoding.terminal import chat, show
+from domino_jax.evals.compare import COMPARISON, console_comparison, drafter_names, write_comparison
 from domino_jax.evals.measure import decode_prompts
-from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
+from domino_jax.evals.models import Loader, decode_mesh, lower_to_drafter, needs_drafter
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import refuse_other_run
-from domino_jax.evals.run_info import PromptSource, RunInfo
+from domino_jax.evals.run_info import PromptSource, RunDrafter, RunInfo
 from domino_jax.forecast import rounds as forecast_rounds
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.recipe.decoding import (
-    at_terminal,
-    check_flags,
-    fit_to_drafter,
-    prompt_source,
-    read_rows,
-    report_limit,
-)
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.decode_flags import check_flags
+from domino_jax.recipe.open_keys import decode_settings, width_of
+from domino_jax.recipe.prompt_rows import prompt_source, read_rows, report_limit
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.distributed import say
@@ -55,7 +57,7 @@ from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
-from domino_jax.weights.identity import drafter_identity, identity_if_there
+from domino_jax.weights.identity import drafter_identity, identity_if_there, target_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 
@@ -100,26 +102,45 @@ def main(flags: cli.Flags) -> None:
         codec = TextCodec(loaded.tokenizer, settings.thinking)
         rows, source = read_rows(source, config, loaded.tokenizer)
         report_limit(source, len(rows))
-        info = run_info(flags, settings, source, loaded.identity)
+        info = run_info(flags, settings, source, target_identity(config.target.path))
         prompts = prepare_prompts(rows, codec)
-        fitting = functools.partial(prompts_with_room, codec=codec, skip_bad=config.data.skip_bad_rows)
 
-        # 6. Drafters, decoding and the report.
-        if folders:
-            drafters = load_compared(flags, folders, loader, loaded, info)
-            prompts = fitting([new_generator(one.models, one.settings) for one in drafters.values()], prompts)
-            console_comparison(compare_drafters(loaded, drafters, prompts, info, output))
-        else:
-            models = loader.models(loaded, config.drafter.path, settings.modes)
-            drafter = models.drafter and models.drafter.config
-            if drafter:
-                settings = fit_to_drafter(settings, drafter)
-            prompts = fitting([new_generator(models, settings)], prompts)
-            info = info.loaded(settings, loaded, prompts, models)
-            report = decode_prompts(models, loaded, prompts, info, output)
-            if distributed.is_primary():
-                console_table(report)
+        # 6. The drafters, and decoding.
+        drafters = load_drafters(flags, folders, loader, loaded, info)
+        generators = [new_generator(one.models, one.settings) for one in drafters.values()]
+        prompts = prompts_with_room(generators, prompts, codec, config.data.skip_bad_rows)
+        reports = decode_prompts(loaded, drafters, prompts, info, output)
+
+        # 7. The report, and of several drafters the comparison.
+        if distributed.is_primary():
+            show_report(write_comparison(output, info, reports) if config.decode.compare else reports[""])
         say(f"written to {output}")
+
+
+def at_terminal(flags: cli.Flags, loader: Loader) -> None:
+    """--prompt or --interactive without --output: shows the text of the last of decode.modes as it is committed."""
+    if flags.interactive and jax.process_count() > 1:
+        raise DominoError(
+            f"--interactive reads one terminal, but there are {jax.process_count()} processes: chat with one process,"
+            " or give all of them --prompt."
+        )
+    settings = loader.settings
+    loaded = loader.target()
+    mode = settings.modes[-1]
+    models = loader.models(loaded, flags.config.drafter.path, (mode,))
+    console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
+    if models.drafter:
+        settings = lower_to_drafter(settings, models.drafter.config)
+    width = width_of(flags.config.decode, flags.set_keys) if flags.interactive else settings.width
+    generator = new_generator(models, settings.change(batch_size=1, width=width), loaded.stop_ids)
+    # The last turn's caches, which are no more than those that the next turn needs anyway.
+    prefixes = Prefixes(1, sys.maxsize) if flags.interactive else None
+    decoder = Decoder(models, generator, loaded.tokenizer, prefixes)
+    sampling = {**vars(settings.sampling), "seed": settings.seed}
+    if flags.interactive:
+        chat(decoder, mode, console, **sampling)
+    else:
+        show(decoder, flags.prompt, mode, console, **sampling)
 
 
 def head_to_decode(config, path: str | None) -> str:
@@ -159,7 +180,7 @@ def run_info(flags: cli.Flags, settings: DecodeSettings, source: PromptSource, i
 
 
 def check_output(flags: cli.Flags) -> dict[str, str]:
-    """Refuses an --output that cannot be written; returns the drafters of a comparison, folder by name."""
+    """Refuses an --output that cannot be written; returns the drafters' folders by name, "" of a single one."""
     compared = tuple(flags.config.decode.compare)
     if is_remote(flags.output):
         raise DominoError(
@@ -171,9 +192,10 @@ def check_output(flags: cli.Flags) -> dict[str, str]:
             f"decode.compare writes from one process, but there are {jax.process_count()}; compare in one, or decode"
             " with one drafter at a time."
         )
-    folders = dict(zip(drafter_names(compared, "config.decode.compare"), compared, strict=True))
     refuse_file(epath.Path(flags.output).expanduser())
-    return folders
+    if not compared:
+        return {"": flags.config.drafter.path}
+    return dict(zip(drafter_names(compared, "config.decode.compare"), compared, strict=True))
 
 
 def show_finished(flags: cli.Flags, settings: DecodeSettings, output: Path, source: PromptSource) -> bool:
@@ -191,28 +213,30 @@ def show_finished(flags: cli.Flags, settings: DecodeSettings, output: Path, sour
     info = run_info(flags, settings, source, target or {})
     refuse_other_run(output, "a finished decoding", finished, info.origin())
     print(f"{output} holds a finished decoding; this is its report. Choose another --output to decode again.")
-    if name == REPORT:
-        console_table(finished)
-    else:
-        console_comparison(finished)
+    show_report(finished)
     return True
 
 
-def load_compared(
-    flags: cli.Flags, folders: dict[str, str], loader: Loader, loaded: LoadedTarget, info: RunInfo
-) -> dict[str, ComparedDrafter]:
-    """Several drafters by name; a mode that needs a head is left out for drafters without one.
+def show_report(report: Mapping[str, Any]) -> None:
+    """Prints the tables of a report.json or a compare.json."""
+    (console_comparison if "drafters" in report else console_table)(report)
 
-    Modes that are left open are each drafter's own.
-    """
+
+def load_drafters(
+    flags: cli.Flags, folders: Mapping[str, str], loader: Loader, loaded: LoadedTarget, info: RunInfo
+) -> dict[str, RunDrafter]:
+    """The drafters by name. Of several each has the modes that its head has, and its own where they are left open."""
     drafters = {}
-    for name, path in folders.items():
-        models = loader.models(loaded, path, (DRAFT,))  # which all drafters have
-        settings = info.requested
-        if flags.config.decode.modes is None:
+    for index, (name, path) in enumerate(folders.items()):
+        settings, identity, prefix = info.requested, info.drafter, ""
+        if name:
+            identity, prefix = {"path": path, "weights": info.drafter["weights"][index]}, f"{name}: "
+        models = loader.models(loaded, path, (DRAFT,) if name else settings.modes)  # all drafters have mode draft
+        if name and flags.config.decode.modes is None:
             settings = settings.change(modes=default_modes(models.drafter.config))
-        settings = fit_to_drafter(settings, models.drafter.config, lambda note, name=name: say(f"{name}: {note}"))
-        drafters[name] = ComparedDrafter(path, models, settings)
+        if models.drafter:
+            settings = lower_to_drafter(settings, models.drafter.config, lambda note, prefix=prefix: say(prefix + note))
+        drafters[name] = RunDrafter(models, settings, identity)
     return drafters
 
 

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
-from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
+from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
-from domino_jax.evals.judged import widths_of
-from domino_jax.evals.models import Loader, check_kind, decode_mesh
+from domino_jax.evals.models import Loader, check_kind, decode_mesh, lower_to_drafter
+from domino_jax.evals.predicted import decoded_answers
 from domino_jax.evals.prompts import prepare_prompts
 from domino_jax.evals.report import read_report, refuse_file
 from domino_jax.evals.round_times import round_seconds
@@ -41,11 +41,10 @@ from domino_jax.evals.run_files import GENERATIONS
 from domino_jax.evals.run_info import PromptSource
 from domino_jax.method.exact import Accepted
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import SamplingParams
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows, read_rows
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.open_keys import decode_settings
+from domino_jax.recipe.prompt_rows import read_file_rows, read_rows
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say
@@ -53,7 +52,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import read_json
 from domino_jax.weights.drafter import stored_head
-from domino_jax.weights.identity import drafter_identity
+from domino_jax.weights.identity import drafter_identity, target_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
 
 ANSWERS = "answers.jsonl"
@@ -88,7 +87,8 @@ def main(flags: cli.Flags) -> None:
     real = {"simulate_tau": 0.0, "parity": "near_tie", "concurrency": (), "ignore_eos": False}
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
     use_exact_matmuls(settings.dtype)
-    source = flags.answers or str(make_answers(config, settings, output / ANSWERS))
+    identity = target_identity(config.target.path)
+    source = flags.answers or str(make_answers(config, settings, identity, output / ANSWERS))
 
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         # 4. Target and answers.
@@ -103,13 +103,13 @@ def main(flags: cli.Flags) -> None:
         check_answers(answers, target, source)
         passes = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh)
         refuse_differences({"the answers": passes.digest})
-        chosen = passes.refuse_strange(target, source)
+        chosen = passes.chosen_share(target, source)
 
         # 5. Each drafter: its weights, its pass, its rounds.
-        judged, drafters, seconds = {}, {}, {}
+        accepted, drafters, seconds = {}, {}, {}
         for path in paths:
             models = loader.models(loaded, path, (DRAFT,))
-            judged[path], drafters[path] = judge(models, settings, answers, mesh, source), drafter_facts(models, path)
+            accepted[path], drafters[path] = judge(models, settings, answers, mesh, source), drafter_facts(models, path)
             if given_seconds:
                 seconds[path] = given_seconds
             elif flags.round_seconds:
@@ -118,10 +118,10 @@ def main(flags: cli.Flags) -> None:
 
     # 6. The report.
     temperatures = {answer.request.sampling.temperature for answer in answers}
-    target = {"path": config.target.path, "quantize": config.target.quantize, **loaded.identity}
+    target = {"path": config.target.path, "quantize": config.target.quantize, **identity}
     origin = {"target": target, "dtype": settings.dtype}
     origin["answers"] = {"source": source, "chosen": chosen, "temperatures": sorted(temperatures)}
-    evaluation = build_evaluation(answers, judged, drafters, origin, seconds)
+    evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
     if distributed.is_primary():
         output.mkdir(parents=True, exist_ok=True)
         write_evaluation(output, evaluation)
@@ -146,7 +146,7 @@ def read_seconds(path: str | None) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------- answers
 
 
-def make_answers(config, settings: DecodeSettings, output: Path) -> Path:
+def make_answers(config, settings: DecodeSettings, identity: Mapping[str, Any], output: Path) -> Path:
     """Lets the target answer the prompts of the recipe, sampled as config.decode says, and returns the file."""
     if not config.eval.prompts:
         raise DominoError(
@@ -154,7 +154,9 @@ def make_answers(config, settings: DecodeSettings, output: Path) -> Path:
             " answer with --config.eval.prompts=PROMPTS.jsonl."
         )
     rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, config.data.skip_bad_rows)
-    regenerate.answer_rows(config, rows, output, settings.change(batch_size=config.regenerate.batch_size))
+    origin = regenerate.origin_of(rows, identity, config.target.quantize, settings)
+    files = regenerate.files_of(rows, output, origin)
+    regenerate.answer_rows(config, rows, files, settings.change(batch_size=config.regenerate.batch_size))
     return output
 
 
@@ -185,17 +187,12 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnsw
         raise DataError(
             f"{prompts['source']} has other prompts than {folder} answered; bring them back, or decode them again."
         )
-    wanted = {one.answer_id: one for one in prepare_prompts(rows, codec)}
-    sampling = SamplingParams(**{name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p")})
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    decoding = DecodeSettings().change(**{name: settings[name] for name in names})
+    generations = (row for _, row in read_jsonl(folder / GENERATIONS))
     answers: dict[str, TargetAnswer] = {}
-    for row in (row for _, row in read_jsonl(folder / GENERATIONS)):
-        name = row["id"]
-        if name in wanted and name not in answers:
-            prompt = wanted[name]
-            request = prompt.request if isinstance(prompt.request, Request) else Request(prompt.request)
-            seed = settings["seed"] if request.seed is None else request.seed
-            request = Request(request.noise, seed, None, request.sampling or sampling)
-            answers[name] = TargetAnswer(name, prompt.token_ids, row["token_ids"], request, prompt.task)
+    for answer in decoded_answers(generations, prepare_prompts(rows, codec), decoding).values():
+        answers.setdefault(answer.id, answer)
     return list(answers.values())
 
 
@@ -208,7 +205,7 @@ def judge(
     """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
     check_answers(answers, models, source)
     config = models.drafter.config
-    drafting = fit_to_drafter(settings, config).drafting_of(DRAFT, config)
+    drafting = lower_to_drafter(settings, config).drafting_of(DRAFT, config)
     return AnswerPasses(answers, drafting, settings.batch_size, mesh)(models)
 
 

@@ -27,23 +27,15 @@ from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import digest_rows, read_prompts
-from domino_jax.decoding.conversations import (
-    Answerer,
-    Conversation,
-    converse,
-    output_row,
-    queues,
-    split_turns,
-    start_conversation,
-)
+from domino_jax.decoding.conversations import Answerer, converse, first_turn, output_row, queues, split_turns
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.models import check_kind
+from domino_jax.evals.models import check_kind, lower_to_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.decoding import fit_to_drafter
-from domino_jax.recipe.values import decode_settings, width_of
+from domino_jax.recipe.open_keys import decode_settings, width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import barrier, refuse_differences
 from domino_jax.runtime.distributed import say
@@ -62,38 +54,35 @@ def main(flags: cli.Flags) -> None:
         check_kind(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()
     distributed.initialize(flags.distributed, preemptible=False)  # every answered row is on the disk
-    answer_prompts(config, flags.prompts, flags.output, flags.set_keys)
+    identity = target_identity(config.target.path)
+    answer_prompts(config, flags.prompts, flags.output, identity, flags.set_keys)
 
 
-def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Collection[str] = ()) -> None:
+def answer_prompts(
+    config, prompts: str, output: str | os.PathLike, identity: Mapping[str, Any], set_keys: Collection[str] = ()
+) -> None:
     """Answers the prompts of a file into `output` with the recipe's settings; all processes of a run call it together.
 
     The target is loaded onto devices of this process and released again, or not loaded at all when every row has its
     answer. Call it before the target of a training run takes the memory, and outside of jax.set_mesh.
+
+    identity: the target_identity.
     """
-    output = local_output(output)
-    skip_bad = config.data.skip_bad_rows
+    skip_bad, settings = config.data.skip_bad_rows, settings_of(config, set_keys)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
-    answer_rows(config, rows, output, settings_of(config, set_keys), config.regenerate.use_drafter)
+    origin = origin_of(rows, identity, config.target.quantize, settings)
+    files = files_of(rows, local_output(output), origin)
+    answer_rows(config, rows, files, settings, config.regenerate.use_drafter)
 
 
 def answer_rows(
-    config,
-    rows: Sequence[Mapping[str, Any]],
-    output: Path,
-    settings: DecodeSettings,
-    use_drafter: bool = False,
-    processes: ProcessGroup | None = None,
+    config, rows: Sequence[Mapping[str, Any]], files: AnswerFiles, settings: DecodeSettings, use_drafter: bool = False
 ) -> None:
-    """`answer_prompts` for given rows and settings. processes: that answer together; None: all of the run."""
-    skip_bad = config.data.skip_bad_rows
-    processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
-    identity = {**target_identity(config.target.path), "quantize": config.target.quantize}
-    files = files_of(rows, output, identity, settings, processes)
-    if processes.count > 1:
+    """`answer_prompts` for rows that were read, into the files of files_of."""
+    if files.processes.count > 1:
         refuse_differences({"what the answers are made with": json.dumps(files.made_with)})
     if files.is_finished():
-        say(f"{output} holds all {len(rows)} answers already.")
+        say(f"{files.output} holds all {len(rows)} answers already.")
         return
     drafter_path = config.drafter.path if use_drafter else None
     if use_drafter and not drafter_path:
@@ -103,7 +92,7 @@ def answer_rows(
         )
     with local_mesh(config.target.path, settings.batch_size) as sharding:
         loaded = load_target(config.target.path, settings.dtype, sharding, config.target.quantize)
-        regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
+        regenerate_rows(loaded, rows, files, settings, drafter_path, config.data.skip_bad_rows)
 
 
 def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
@@ -132,7 +121,7 @@ def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
     The devices that divide the key/value heads split the weights, and the others share the rows of a batch, as far as
     it can be cut evenly.
     """
-    devices, kv_heads = own_devices(), read_target_config(path).num_key_value_heads
+    devices, kv_heads = process_devices(), read_target_config(path).num_key_value_heads
     tensor = math.gcd(len(devices), kv_heads)
     data = math.gcd(len(devices) // tensor, batch_size)
     if data * tensor == 1:
@@ -143,32 +132,38 @@ def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
         yield placement(mesh, kv_heads)
 
 
-def own_devices() -> list[jax.Device]:
+def process_devices() -> list[jax.Device]:
     """This process' devices; one of a CPU, whose devices share its cores."""
     devices = jax.local_devices()
     return devices[:1] if devices[0].platform == "cpu" else devices
 
 
-def files_of(
-    rows: Sequence[Mapping[str, Any]],
-    output: Path,
-    identity: Mapping[str, Any],
-    settings: DecodeSettings,
-    processes: ProcessGroup,
-) -> AnswerFiles:
-    """The files of an output, with what decides what its rows say: prompts, target and settings.
+def origin_of(
+    rows: Sequence[Mapping[str, Any]], identity: Mapping[str, Any], quantize: str | None, settings: DecodeSettings
+) -> dict[str, Any]:
+    """What decides what the answers to rows say, as JSON values: prompts, target and settings.
 
     Batch size, drafter and processes change nothing.
     """
-    made_with = {
+    return {
         "prompts_sha256": digest_rows(rows),
-        "target": {**identity, "dtype": settings.dtype},
+        "target": {**identity, "quantize": quantize, "dtype": settings.dtype},
         "max_new_tokens": settings.max_new_tokens,
         **dataclasses.asdict(settings.sampling),
         "seed": settings.seed,
         "thinking": settings.thinking,
     }
-    return AnswerFiles(output, [row["id"] for row in rows], made_with, processes)
+
+
+def files_of(
+    rows: Sequence[Mapping[str, Any]],
+    output: Path,
+    origin: Mapping[str, Any],
+    processes: ProcessGroup | None = None,
+) -> AnswerFiles:
+    """The files of an output. processes: that answer together; None: all of the run."""
+    processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
+    return AnswerFiles(output, [row["id"] for row in rows], origin, processes)
 
 
 def regenerate_rows(
@@ -192,28 +187,28 @@ def regenerate_rows(
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
             answerer = new_answerer(loaded, settings, drafter_path)
-            started = start_conversations(rows, answerer, codec, skip_bad)
-            files.ids = [conversation.row["id"] for conversation in started]
-            work = list(own_queues(started, settings.batch_size, done, processes))
+            prompts = first_turns(rows, answerer, codec, skip_bad)
+            files.ids = [prompt.id for prompt in prompts]
+            work = list(process_queues(prompts, settings.batch_size, done, processes))
             answer(work, files, answerer, codec, done)
         files.finish()
     say(f"{files.output} holds {len(files.ids)} answers.")
 
 
-def start_conversations(
+def first_turns(
     rows: Sequence[Mapping[str, Any]], answerer: Answerer, codec: TextCodec, skip_bad: bool
-) -> list[Conversation]:
-    """The conversations of the rows; those that cannot be answered are refused together, or left out."""
-    started, bad = [], BadRows()
+) -> list[Prompt]:
+    """The prompts of the rows; those that cannot be answered are refused together, or left out."""
+    prompts, bad = [], BadRows()
     for row in rows:
         try:
-            conversation = start_conversation(row, len(started), codec)  # keyed by its place in the output
-            answerer.generator(len(conversation.prompt)).check_prompt(conversation.prompt, f"prompt {row['id']}")
-            started.append(conversation)
+            prompt = first_turn(row, len(prompts), codec)  # keyed by its place in the output
+            answerer.generator(len(prompt.token_ids)).check_prompt(prompt.token_ids, f"prompt {row['id']}")
+            prompts.append(prompt)
         except DataError as error:
             bad.add(error)
     bad.settle("the prompts", len(rows), skip_bad)
-    return started
+    return prompts
 
 
 def refuse_unanswerable(row: Mapping[str, Any]) -> None:
@@ -229,26 +224,26 @@ def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: s
     mesh = jax.sharding.get_mesh()
     everywhere = None if mesh.empty else replicated(mesh)
     models = load_models(loaded, drafter_path, everywhere, settings.drafting)
-    return Answerer(models, fit_to_drafter(settings, models.drafter.config), loaded.stop_ids)
+    return Answerer(models, lower_to_drafter(settings, models.drafter.config), loaded.stop_ids)
 
 
-def own_queues(
-    started: Sequence[Conversation], batch_size: int, done: set[str], processes: ProcessGroup
-) -> Iterator[list[Conversation]]:
+def process_queues(
+    prompts: Sequence[Prompt], batch_size: int, done: set[str], processes: ProcessGroup
+) -> Iterator[list[Prompt]]:
     """The work of this process: every count-th queue, unless all its rows have an answer.
 
     The queues are the same whatever is done already and however many processes there are. So a row is always computed
     beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds; but for
     near ties of an adaptive width, which depends on the clock.
     """
-    for number, queue in enumerate(queues(started, batch_size)):
-        missing = any(conversation.row["id"] not in done for conversation in queue)
+    for number, queue in enumerate(queues(prompts, batch_size)):
+        missing = any(prompt.id not in done for prompt in queue)
         if missing and number % processes.count == processes.index:
             yield queue
 
 
 def answer(
-    work: Sequence[Sequence[Conversation]],
+    work: Sequence[Sequence[Prompt]],
     files: AnswerFiles,
     answerer: Answerer,
     codec: TextCodec,
@@ -256,22 +251,21 @@ def answer(
 ) -> None:
     """Answers queue after queue into this process' file; rows that have an answer are not written again."""
     processes, total = files.processes, len(files.ids)
-    missing = sum(one.row["id"] not in done for queue in work for one in queue)
+    missing = sum(prompt.id not in done for queue in work for prompt in queue)
     here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
     say(f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
     tokens, rate = 0, "starting"
     with files.appending() as rows, Progress("regenerate", before + missing, before) as progress:
         for queue in work:
-            # Copies, so that a conversation's answers are freed once they are written.
-            queue = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in queue]
 
             def show(finished: int, size: int = len(queue), rate: str = rate) -> None:
                 progress.advance(0, f"{rate}, {finished} of the next {size}")
 
-            tokens += converse(queue, answerer, codec, show)
+            answered = converse(queue, answerer, codec, show)
+            tokens += sum(one.tokens for one in answered)
             rate = f"{tokens / answerer.seconds:,.0f} tokens/s"
-            fresh = [output_row(one, codec) for one in queue if one.row["id"] not in done]
+            fresh = [output_row(one, codec) for one in answered if one.prompt.id not in done]
             rows.append(*fresh)
             progress.advance(len(fresh), rate)
 

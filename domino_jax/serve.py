@@ -28,11 +28,10 @@ import jax
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.settings import BASELINE, DecodeSettings
-from domino_jax.evals.models import Loader, decode_mesh
+from domino_jax.evals.models import Loader, decode_mesh, lower_to_drafter
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.recipe.decoding import fit_to_drafter
-from domino_jax.recipe.values import decode_settings, width_of
+from domino_jax.recipe.open_keys import decode_settings, width_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import keep_compiled
@@ -108,7 +107,7 @@ def settings_of(flags: cli.Flags) -> DecodeSettings:
 @contextlib.contextmanager
 def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
     """The models of the recipe, on its mesh, as the engine serves them."""
-    from domino_jax.serving.engine import Served
+    from domino_jax.serving.requests import ServedModel
 
     config = flags.config
     shape = config.decode.mesh
@@ -119,12 +118,12 @@ def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
         target = loader.target()
         models = loader.models(target, config.drafter.path, settings.modes)
         if models.drafter:
-            settings = fit_to_drafter(settings, models.drafter.config)
+            settings = lower_to_drafter(settings, models.drafter.config)
         generator = new_generator(models, settings, target.stop_ids)
         modes = tuple(dict.fromkeys((BASELINE, *settings.modes)))
         prefixes = Prefixes(4 * settings.batch_size, int(config.serve.prefix_gib * 2**30))
         name = pathlib.PurePath(config.target.path).name
-        yield Served(name, models, generator, target.tokenizer, modes, prefixes)
+        yield ServedModel(name, models, generator, target.tokenizer, modes, prefixes)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -34,18 +34,18 @@ from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, stored_co
 from domino_jax.method.state import TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli, loading, rules
-from domino_jax.recipe.decoding import check_final, decode_trained
+from domino_jax.recipe.final_decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
+from domino_jax.runtime.differences import flatten
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
-from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, cache_folder, open_path
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training import estimates, hooks
+from domino_jax.training import flops, hooks
 from domino_jax.training.checkpoints import (
     Checkpoints,
     Restored,
@@ -86,7 +86,9 @@ def main(flags: cli.Flags) -> int | None:
     distributed.initialize(flags.distributed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_run(workdir))
-        refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
+        identity = target_identity(target.path)
+        same = {"the recipe": json.dumps(recipe), "the target": json.dumps(identity)}
+        refuse_differences({**same, "the code": environment.code_digest()})
         use_exact_matmuls(target.dtype)
         keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -95,9 +97,9 @@ def main(flags: cli.Flags) -> int | None:
         builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
 
         # 3. The training rows, the answers that evaluations judge, and the target.
-        source, tokenizer = training_source(flags, workdir), hf.load_tokenizer(hf.resolve_folder(target.path))
+        source, tokenizer = training_source(flags, workdir, identity), hf.load_tokenizer(hf.resolve_folder(target.path))
         batches = builders.batches_of(config, source, tokenizer, target_shape.vocab_size, workdir, mesh, say)
-        answers = held_out_answers(config, workdir, batches, tokenizer) if config.eval.every else []
+        answers = held_out_answers(config, workdir, batches, tokenizer, identity) if config.eval.every else []
         on_mesh = stack.enter_context(contextlib.ExitStack())
         on_mesh.enter_context(jax.set_mesh(mesh))
         place = sharding.placement(mesh, target_shape.num_key_value_heads)
@@ -120,7 +122,7 @@ def main(flags: cli.Flags) -> int | None:
         #    4. The pre-flight looks at the rows, unless there was a checkpoint.
         #    5. The data go on after the checkpoint's batches, and rows of metrics.jsonl after its step are dropped.
         #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
-        meta = {"config": recipe, "data": batches.fingerprint, "target": loaded.identity}
+        meta = {"config": recipe, "data": batches.fingerprint, "target": identity}
         watchdog = stack.enter_context(Watchdog(train.hang_seconds))
         checkpoints = stack.enter_context(Checkpoints(workdir, report=say))
         check = functools.partial(refuse_other_run, meta=meta, config=config, allowed=flags.allow_config_change)
@@ -132,11 +134,11 @@ def main(flags: cli.Flags) -> int | None:
             state = builders.with_stored_weights(make_state(run_key), drafter_config, train, loaded)
         report_start(restored, workdir)
         say("mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
-        say(f"drafter, trained: {estimates.parameter_line(state.params)}")
-        say(f"target, frozen: {estimates.parameter_line(loaded.params)}")
+        say(f"drafter, trained: {flops.parameter_line(state.params)}")
+        say(f"target, frozen: {flops.parameter_line(loaded.params)}")
         write_run_files(workdir, recipe, drafter_config, batches)
         if not restored:
-            check_data(config, workdir, batches, loaded, drafter_config, mesh)
+            run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, batches.fingerprint, config.seed)
 
         # 6. The steps, and what happens between them.
         export_drafter = exporter(workdir, drafter_config, recipe)
@@ -175,9 +177,9 @@ def main(flags: cli.Flags) -> int | None:
         report_export(workdir, drafter_config, best.step)
         on_mesh.close()
         with watchdog.paused():
-            decode_finally(config, loaded, best, workdir, export_drafter)
+            decode_finally(config, loaded, identity, best, workdir, export_drafter)
         if distributed.is_primary():
-            mark_finished(workdir, loop.done, jax.process_count(), best.step, loaded.identity)
+            mark_finished(workdir, loop.done, jax.process_count(), best.step, identity)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
 
@@ -205,17 +207,17 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     return True
 
 
-def training_source(flags: cli.Flags, workdir: epath.Path) -> str:
+def training_source(flags: cli.Flags, workdir: epath.Path, identity: dict) -> str:
     """Where the training rows are: data.train, or the target's answers to it, which are made if they do not exist."""
     config = flags.config
     if not config.data.regenerate:
         return config.data.train
     source = str(workdir / "regenerated.jsonl")
-    regenerate.answer_prompts(config, config.data.train, source, flags.set_keys)
+    regenerate.answer_prompts(config, config.data.train, source, identity, flags.set_keys)
     return source
 
 
-def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer) -> list[TargetAnswer]:
+def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer, identity: dict) -> list[TargetAnswer]:
     """What evaluations judge: the answers of eval.answers, or those that the target gives to the held-out prompts.
 
     The latter are made once, into a file of the workdir; other prompts or decode settings have another file.
@@ -229,13 +231,14 @@ def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer) -
             thinking=config.decode.thinking,
             dtype=config.target.dtype,
         )
-        answering = [settings.dtype, config.target.quantize, target_identity(config.target.path)]
-        made_with = json.dumps([rows, settings.max_new_tokens, settings.thinking, *answering])
-        source = workdir / f"held_out_answers-{hashlib.sha256(made_with.encode()).hexdigest()[:8]}.jsonl"
+        origin = regenerate.origin_of(rows, identity, config.target.quantize, settings)
+        digest = hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:8]
+        source = workdir / f"held_out_answers-{digest}.jsonl"
         if is_remote(workdir):
-            from_primary(lambda: answer_into_bucket(config, rows, source, settings))
+            from_primary(lambda: answer_into_bucket(config, rows, origin, source, settings))
         else:
-            regenerate.answer_rows(config, rows, pathlib.Path(source), settings)
+            files = regenerate.files_of(rows, pathlib.Path(source), origin)
+            regenerate.answer_rows(config, rows, files, settings)
     return read_answers(source, TextCodec(tokenizer, config.decode.thinking), config.eval.num_prompts)
 
 
@@ -251,11 +254,11 @@ def warn_of_shared_prompts(
         )
 
 
-def answer_into_bucket(config, rows: list[dict], output: epath.Path, settings: DecodeSettings) -> None:
+def answer_into_bucket(config, rows: list[dict], origin: dict, output: epath.Path, settings: DecodeSettings) -> None:
     """`regenerate.answer_rows` by this process alone, for a file in a bucket, to which no row can be appended."""
     if not output.exists():
         local = cache_folder() / "answers" / output.name
-        regenerate.answer_rows(config, rows, local, settings, processes=ALONE)
+        regenerate.answer_rows(config, rows, regenerate.files_of(rows, local, origin, ALONE), settings)
         write_whole(output, local.read_bytes())
 
 
@@ -296,10 +299,6 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
         write_whole(workdir / "held_out.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-def check_data(config, workdir, batches: Batches, loaded: LoadedTarget, drafter: AnyConfig, mesh) -> None:
-    run_preflight(workdir, batches.rows, loaded, drafter, mesh, batches.fingerprint, config.seed)
-
-
 def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[..., None]:
     """(parameters, step, τ, report) → None: writes the drafter to <workdir>/export; every process calls it."""
     # For the model card, and to be copied.
@@ -328,11 +327,11 @@ def clock_of(config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages
     Args:
         trace: shapes of a batch → the traced step.
     """
-    peak = estimates.peak_flops(jax.devices()[0].device_kind)
+    peak = flops.peak_flops(jax.devices()[0].device_kind)
 
     def row_flops(length: int) -> float:
         traced = trace(dry_run.batch_shapes(config, mesh, length))
-        return estimates.product_flops(traced.jaxpr) / config.train.batch_size
+        return flops.product_flops(traced.jaxpr) / config.train.batch_size
 
     return StepClock(row_flops=row_flops if peak else None, peak_flops=peak and peak * jax.device_count())
 
@@ -372,7 +371,12 @@ def best_drafter(checkpoints: Checkpoints, config: AnyConfig, state: TrainState,
 
 
 def decode_finally(
-    config, loaded: LoadedTarget, best: BestDrafter, workdir: epath.Path, export_drafter: Callable[..., None]
+    config,
+    loaded: LoadedTarget,
+    identity: dict,
+    best: BestDrafter,
+    workdir: epath.Path,
+    export_drafter: Callable[..., None],
 ) -> None:
     """Decodes held-out prompts with the exported drafter, if the recipe asks for it; the report is in <workdir>/report.
 
@@ -389,7 +393,7 @@ def decode_finally(
     for leaf in jax.tree.leaves(loaded.params):
         leaf.delete()
     with regenerate.local_mesh(config.target.path, config.decode.batch_size) as place:
-        report = decode_trained(config, place, workdir)
+        report = decode_trained(config, place, identity, workdir)
     export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
     console_table(report)
 

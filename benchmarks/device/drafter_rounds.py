@@ -27,7 +27,7 @@ from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.settings import DraftSettings
-from domino_jax.training.estimates import device_bytes
+from domino_jax.training.flops import device_bytes
 from domino_jax.weights import loading, random_weights
 
 SLOTS = 256  # of the caches: a prompt and an answer of everyday length

@@ -29,7 +29,7 @@ from domino_jax.models.attention import KERNELS, attend
 from domino_jax.models.cache import block_mask
 from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED
-from domino_jax.training import estimates
+from domino_jax.training.flops import peak_flops
 from domino_jax.weights.draft_vocab import with_draft_vocab
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.
@@ -103,7 +103,7 @@ def bandwidth(scale: Scale, peak_tflops: float | None) -> dict[str, Any]:
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     product, flops = product_stopwatch(scale.product)
     seconds = decode_latency.median_seconds({"copy": copy, "product": product}, scale.repeats)
-    known = estimates.peak_flops(jax.devices()[0].device_kind)
+    known = peak_flops(jax.devices()[0].device_kind)
     return {
         "copy_bytes_per_second": rate(copied, seconds["copy"]),
         "flops_per_second": rate(flops, seconds["product"]),

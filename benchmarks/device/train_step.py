@@ -6,7 +6,7 @@
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
 alternating, so that a noisy machine disturbs them alike. TFLOP/s by the products of the traced step
-(domino_jax/training/estimates.py).
+(domino_jax/training/flops.py).
 --no-head trains a plain DFlash drafter, as the public trainer's published point does.
 """
 
@@ -32,7 +32,7 @@ from domino_jax.method.state import init_state
 from domino_jax.method.step import drafter_loss, label_blocks, make_train_step, target_pass
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.training import estimates
+from domino_jax.training.flops import peak_flops, product_flops
 from domino_jax.weights import loading
 from domino_jax.weights.random_weights import random_params
 from domino_jax.weights.target import target_shapes
@@ -110,7 +110,7 @@ def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespac
         bare = step_without_target(target, drafter, optimizer, settings, choices.anchors)
         steps["without_target"] = lambda state: bare(state, params, batch, features, key)
     states = {part: jax.jit(start, out_shardings=places)(key) for part in choices.parts}
-    flops = {part: estimates.product_flops(jax.make_jaxpr(steps[part])(state)) for part, state in states.items()}
+    flops = {part: product_flops(jax.make_jaxpr(steps[part])(state)) for part, state in states.items()}
     seconds: dict[str, list[float]] = {part: [] for part in choices.parts}
     for turn in range(choices.steps + 1):
         for part in choices.parts:
@@ -124,7 +124,7 @@ def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespac
 
 def report(choices: argparse.Namespace, measured: dict) -> dict:
     kind = jax.devices()[0].device_kind
-    peak = choices.peak_tflops * 1e12 if choices.peak_tflops else estimates.peak_flops(kind)
+    peak = choices.peak_tflops * 1e12 if choices.peak_tflops else peak_flops(kind)
     out = {"device": kind, "devices": jax.device_count(), "jax": jax.__version__} | vars(choices)
     for name, seconds in measured["seconds"].items():
         median = statistics.median(seconds)

@@ -26,7 +26,7 @@ from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Models
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.weights.loading import keep_compiled, load_models, load_target
 
 REPEATS = 3

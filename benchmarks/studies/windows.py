@@ -22,7 +22,7 @@ from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.settings import BASELINE, DRAFT
 from domino_jax.method.pair import Models
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.weights.loading import keep_compiled, load_models, load_target
 
 ROWS = 40  # of the training that a conversation chooses from

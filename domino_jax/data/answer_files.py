@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from domino_jax.runtime.differences import differences, refuse
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote, replacing
 from domino_jax.runtime.journal import Journal, locked, whole_lines
 from domino_jax.runtime.json_files import read_json, write_json
-from domino_jax.runtime.made_with import differences, refuse
 
 
 @dataclasses.dataclass(frozen=True)

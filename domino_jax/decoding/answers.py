@@ -162,22 +162,21 @@ class AnswerPasses:
 
         between: called after each pass with the answers that it judged; an exception from it ends the call.
         """
-        judged = self._by_answer(self.judge, models, between)
-        return [jax.tree.map(lambda x: x[:-1], one) for one in judged]
+        return [jax.tree.map(lambda x: x[:-1], one) for one in self._by_answer(self.judge, models, between)]
 
     def chosen(self, models: Models) -> list[np.ndarray]:
         """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
         limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Models(models.target, models.target_params)
         return [margin <= limit for margin in self._by_answer(self.check, target)]
 
-    def refuse_strange(self, models: Models, source: str) -> float:
-        """The share of tokens that the target of `models` would choose; DataError where many are others.
+    def chosen_share(self, models: Models, source: str, least: float = LEAST_CHOSEN) -> float:
+        """The share of tokens that the target of `models` would choose; DataError where it is below `least`.
 
         source: of the answers, in the message.
         """
         chosen = self.chosen(models)
         share = float(np.concatenate(chosen).mean())
-        if share < LEAST_CHOSEN:
+        if share < least:
             first = next(index for index, one in enumerate(chosen) if not one.all())
             raise DataError(
                 f"{source}: {share:.1%} of the answers' tokens are what this target would choose; the first other one"

@@ -27,7 +27,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 from domino_jax.weights.quantization import QUANTIZE
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Decoder:
         self.codec = TextCodec(tokenizer, generator.settings.thinking, today=True)
         self.prefixes = prefixes
 
-    def generate(self, prompts: Sequence[Prompt], *, mode: str | None = None, **sampling) -> list[Answer]:
+    def generate(self, prompts: Sequence[PromptLike], *, mode: str | None = None, **sampling) -> list[Answer]:
         """Answers in the order of the prompts.
 
         Args:
@@ -92,7 +92,7 @@ class Decoder:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         *,
         mode: str | None = None,
         chunk_rounds: int = 1,
@@ -114,12 +114,12 @@ class Decoder:
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
             yield TextPiece(**vars(piece), text=shown)
 
-    def fits(self, prompt: Prompt) -> bool:
+    def fits(self, prompt: PromptLike) -> bool:
         """Whether there is room for the prompt and an answer of max_new_tokens."""
         room = self.generator.limits.room(self.generator.settings.max_new_tokens)
         return len(self.encode(prompt, "the prompt")) <= room
 
-    def encode(self, prompt: Prompt, where: str) -> list[int]:
+    def encode(self, prompt: PromptLike, where: str) -> list[int]:
         """The prompt's token ids as `generate` takes them."""
         if isinstance(prompt, str) and not prompt.strip():
             raise DataError(f"{where} is an empty text; give it something to answer.")
@@ -180,7 +180,7 @@ def load(
     return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer)
 
 
-def prompt_row(prompt: Prompt, tokenizer) -> dict:
+def prompt_row(prompt: PromptLike, tokenizer) -> dict:
     """A prompt as a row: a text is a user's message for a model with a chat template, else the text as it is."""
     if isinstance(prompt, str):
         if tokenizer is not None and tokenizer.chat_template:

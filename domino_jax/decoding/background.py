@@ -71,8 +71,8 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
     """
     trial = copy.copy(queue)
     fields = {field.name: getattr(queue.generator, field.name) for field in dataclasses.fields(Programs)}
-    trial.generator, trial.pace = Rehearsal(**fields), copy.deepcopy(queue.pace)
-    trial.rows = [ticket and copy.copy(ticket) for ticket in queue.rows]
+    trial.generator, trial.history = Rehearsal(**fields), copy.deepcopy(queue.history)
+    trial.rows = [request and copy.copy(request) for request in queue.rows]
     trial.waiting = deque(map(copy.copy, itertools.islice(queue.waiting, queue.generator.settings.batch_size)))
     trial.state, trial.prefixes = shapes(queue.state), None  # a prompt can always be read whole
     try:

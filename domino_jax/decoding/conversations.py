@@ -1,4 +1,4 @@
-"""Conversations that a target answers turn by turn in queues, and the training row each becomes."""
+"""Prompts that a target answers turn by turn in queues, and the training row each becomes."""
 
 import dataclasses
 from array import array
@@ -7,6 +7,7 @@ from typing import Any
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, new_generator
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Models
 from domino_jax.runtime.errors import DataError
@@ -23,29 +24,29 @@ ROLES = ("system", "user", "assistant")
 
 
 @dataclasses.dataclass
-class Conversation:
-    """One prompt on its way through its turns.
+class AnsweredPrompt:
+    """A prompt at the turn that it has reached, with the answer to it.
 
-    turns: the messages before each answer, or one empty turn when the prompt is raw.
-    prompt, answer: ids of the last turn.  earlier: (prompt, answer) ids of the turns before it.
+    earlier: (prompt, answer) ids of the turns before it.
     """
 
-    row: Mapping[str, Any]
-    request: int
-    turns: list[list[dict]]
-    messages: list[dict]
-    prompt: Sequence[int]
+    prompt: Prompt
     answer: Generation | None = None
     earlier: list[tuple[Sequence[int], list[int]]] = dataclasses.field(default_factory=list)
 
+    @property
+    def tokens(self) -> int:
+        """Of all its answers."""
+        return len(self.answer.token_ids) + sum(len(answer) for _, answer in self.earlier)
 
-def start_conversation(row: Mapping[str, Any], place: int, codec: TextCodec) -> Conversation:
-    """The row with its first prompt encoded; `place` among the rows keys its noise."""
-    if "messages" not in row:
-        return Conversation(row, place, [[]], [], _packed(codec.encode(row)))
-    turns = split_turns(row["messages"], f"prompt {row['id']}")
-    messages = list(turns[0])
-    return Conversation(row, place, turns, messages, _packed(codec.encode({**row, "messages": messages})))
+
+def first_turn(row: Mapping[str, Any], place: int, codec: TextCodec) -> Prompt:
+    """The row's first prompt; `place` among the rows keys its noise. Answers in the row are left out."""
+    later = []
+    if "messages" in row:
+        messages, *later = split_turns(row["messages"], f"prompt {row['id']}")
+        row = {**row, "messages": messages}
+    return Prompt(row["id"], _packed(codec.encode(row)), place, row=row, later_turns=tuple(later))
 
 
 def _packed(ids: Sequence[int]) -> array:
@@ -112,88 +113,74 @@ class Answerer:
             self.generators[drafts] = new_generator(models, settings, self.stop_ids)
         return self.generators[drafts]
 
-    def answer(
-        self, conversations: Sequence[Conversation], between: Callable[[int], None] | None = None
-    ) -> list[Generation]:
-        prompts = [one.prompt for one in conversations]
-        longest = max(map(len, prompts))
+    def answer(self, prompts: Sequence[Prompt], between: Callable[[int], None] | None = None) -> list[Generation]:
+        ids, requests = [one.token_ids for one in prompts], [one.request for one in prompts]
+        longest = max(map(len, ids))
         mode = DRAFT if self.drafts(longest) else BASELINE
-        requests = [one.request for one in conversations]
-        answers, clock = self.generator(longest).generate(self.models_for(longest), prompts, mode, requests, between)
+        answers, clock = self.generator(longest).generate(self.models_for(longest), ids, mode, requests, between)
         self.seconds += clock.prefill_seconds + clock.decode_seconds
         return answers
 
 
-def queues(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
-    """Conversations that share the rows of a batch: a row that ends takes the next prompt of its queue.
+def queues(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
+    """Prompts that share the rows of a batch: a row that ends takes the next prompt of its queue.
 
     Neighbours by length, within windows of SORTED_BATCHES batches or a little less.
     """
-    prompts_per_row = min(max(len(conversations) // batch_size // LEAST_QUEUES, 1), LONGEST_QUEUE)
+    prompts_per_row = min(max(len(prompts) // batch_size // LEAST_QUEUES, 1), LONGEST_QUEUE)
     size = batch_size * prompts_per_row
     window = size * (SORTED_BATCHES // prompts_per_row)
-    for start in range(0, len(conversations), window):
-        near = sorted(conversations[start : start + window], key=lambda one: len(one.prompt))
+    for start in range(0, len(prompts), window):
+        near = sorted(prompts[start : start + window], key=lambda one: len(one.token_ids))
         for first in range(0, len(near), size):
             yield near[first : first + size]
 
 
 def converse(
-    queue: Sequence[Conversation],
-    answerer: Answerer,
-    codec: TextCodec,
-    between: Callable[[int], None] | None = None,
-) -> int:
-    """Takes a queue through all its turns; returns how many tokens were generated.
-
-    A conversation that no longer fits ends with the answers it has.
+    prompts: Sequence[Prompt], answerer: Answerer, codec: TextCodec, between: Callable[[int], None] | None = None
+) -> list[AnsweredPrompt]:
+    """Takes the prompts of a queue through all their turns. One that no longer fits ends with the answers it has.
 
     between: called every few rounds with the number of answers of the turn that are finished.
     """
-    tokens, active, turn = 0, list(queue), 0
+    answered = [AnsweredPrompt(prompt) for prompt in prompts]
+    active = answered
     while active:
-        for one, answer in zip(active, answerer.answer(active, between), strict=True):
+        answers = answerer.answer([one.prompt for one in active], between)
+        for one, answer in zip(active, answers, strict=True):
             one.answer = answer
-            tokens += len(answer.token_ids)
-            if one.messages:
-                one.messages.append({"role": "assistant", "content": codec.decode(answer.token_ids)})
-        turn += 1
-        active = [one for one in active if len(one.turns) > turn and ask_next(one, turn, answerer, codec)]
-    return tokens
+        active = [one for one in active if one.prompt.later_turns and ask_next(one, answerer, codec)]
+    return answered
 
 
-def ask_next(one: Conversation, turn: int, answerer: Answerer, codec: TextCodec) -> bool:
-    """Puts the next turn's messages in; False, and nothing changed, when they do not fit."""
-    messages = [*one.messages, *one.turns[turn]]
-    prompt = codec.encode({**one.row, "messages": messages})
-    if not answerer.fits(prompt):
+def ask_next(one: AnsweredPrompt, answerer: Answerer, codec: TextCodec) -> bool:
+    """Goes on to the next turn; False, and nothing changed, when it does not fit."""
+    prompt = one.prompt.next_turn(codec.decode(one.answer.token_ids), codec)
+    if not answerer.fits(prompt.token_ids):
         return False
-    one.earlier.append((one.prompt, one.answer.token_ids))
-    one.messages, one.prompt = messages, prompt
+    one.earlier.append((one.prompt.token_ids, one.answer.token_ids))
+    one.prompt = prompt
     return True
 
 
-def output_row(one: Conversation, codec: TextCodec) -> dict[str, Any]:
+def output_row(one: AnsweredPrompt, codec: TextCodec) -> dict[str, Any]:
     """The training row: the last turn's ids, masked where they are the target's own."""
-    token_ids = [*one.prompt, *one.answer.token_ids]
-    mask = [0] * len(one.prompt) + [1] * len(one.answer.token_ids)
-    for prompt, answer in one.earlier:
-        start = find_answer(one.prompt, prompt, answer)
+    prompt, answer, row = one.prompt.token_ids, one.answer.token_ids, one.prompt.row
+    mask = [0] * len(prompt) + [1] * len(answer)
+    for before, earlier in one.earlier:
+        start = find_answer(prompt, before, earlier)
         if start is not None:
-            mask[start : start + len(answer)] = [1] * len(answer)
-    row = {
-        "id": one.row["id"],
-        "token_ids": token_ids,
-        "loss_mask": mask,
-        "finish_reason": one.answer.finish_reason,
-    }
-    if isinstance(one.row.get("task"), str):
-        row["task"] = one.row["task"]  # by which `evaluate` divides its table
-    if one.messages:
-        row["messages"] = one.messages
-    elif codec.tokenizer is not None:
-        row["text"] = codec.decode(one.answer.token_ids)
-    return row
+            mask[start : start + len(earlier)] = [1] * len(earlier)
+    output = {"id": one.prompt.id, "token_ids": [*prompt, *answer], "loss_mask": mask}
+    output["finish_reason"] = one.answer.finish_reason
+    if isinstance(row.get("task"), str):
+        output["task"] = row["task"]  # by which `evaluate` divides its table
+    text = codec.decode(answer)
+    if "messages" in row:
+        output["messages"] = [*row["messages"], {"role": "assistant", "content": text}]
+    elif text is not None:
+        output["text"] = text
+    return output
 
 
 def find_answer(history: Sequence[int], prompt: Sequence[int], answer: Sequence[int]) -> int | None:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock, Programs
-from domino_jax.decoding.queue import Queue, Ticket
-from domino_jax.decoding.requests import Request
+from domino_jax.decoding.queue import Queue, QueuedRequest
+from domino_jax.decoding.queue_sizes import whole_answers
+from domino_jax.decoding.requests import Request, with_defaults
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
@@ -77,7 +78,7 @@ class Generator(Programs):
             DataError: an empty prompt or one that does not fit, before anything runs.
         """
         queue = self.queue(models, mode, prompts, requests)
-        tickets = list(queue.waiting)
+        queued = list(queue.waiting)
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while queue.waiting or queue.live():
@@ -85,8 +86,8 @@ class Generator(Programs):
             queue.advance(most)
             queue.collect()
             if between:
-                between(sum(ticket.finish_reason is not None for ticket in tickets))
-        answers = [Generation(one.token_ids, one.accept_lengths, one.finish_reason, one.drafted) for one in tickets]
+                between(sum(one.finish_reason is not None for one in queued))
+        answers = [Generation(one.token_ids, one.accept_lengths, one.finish_reason, one.drafted) for one in queued]
         return Generated(answers, queue.clock)
 
     def stream(
@@ -107,27 +108,27 @@ class Generator(Programs):
         """
         one_row = dataclasses.replace(self, settings=self.settings.change(batch_size=1))
         queue = one_row.queue(models, mode, [prompt], [request], prefixes=prefixes, clock=clock)
-        [ticket] = queue.waiting
+        [one] = queue.waiting
         tokens, rounds = 0, 0
         while True:
             queue.admit()
             if tokens:
                 queue.advance(chunk_rounds)
             queue.collect()
-            yield Piece(ticket.token_ids[tokens:], ticket.accept_lengths[rounds:], ticket.finish_reason)
-            if ticket.finish_reason:
+            yield Piece(one.token_ids[tokens:], one.accept_lengths[rounds:], one.finish_reason)
+            if one.finish_reason:
                 return
-            tokens, rounds = len(ticket.token_ids), len(ticket.accept_lengths)
+            tokens, rounds = len(one.token_ids), len(one.accept_lengths)
 
     def start(self, models: Models, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
         """Prefills one batch of batch_size rows; those without a prompt are done once they have a single token.
 
         The caches have room for the whole answers and a block of any mode.
         """
-        tickets = [Ticket(*pair) for pair in zip(prompts, map(self.request, requests), strict=True)]
-        queue = Queue(self, models, DRAFT if models.drafter else BASELINE, tickets)
-        queue.least = self.slots(queue.whole_answers())
-        return queue.prefill(tickets, self.settings.batch_size)
+        queued = [QueuedRequest(*pair) for pair in zip(prompts, map(self.request, requests), strict=True)]
+        queue = Queue(self, models, DRAFT if models.drafter else BASELINE, queued)
+        queue.least = self.slots(whole_answers(self, queued))
+        return queue.prefill(queued, self.settings.batch_size)
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -149,16 +150,13 @@ class Generator(Programs):
         """
         self.check_mode(mode)
         requests = map(self.request, range(len(prompts)) if requests is None else requests)
-        tickets = [Ticket(*pair) for pair in zip(prompts, requests, strict=True)]
-        for index, ticket in enumerate(tickets):
-            self.check_prompt(ticket.prompt, f"prompt {index}", ticket.request)
-        return Queue(self, models, mode, tickets, **choices)
+        queued = [QueuedRequest(*pair) for pair in zip(prompts, requests, strict=True)]
+        for index, one in enumerate(queued):
+            self.check_prompt(one.prompt, f"prompt {index}", one.request)
+        return Queue(self, models, mode, queued, **choices)
 
     def request(self, request: int | Request) -> Request:
-        """A request, or the id of its noise, with the generator's own values where it has none."""
-        request = request if isinstance(request, Request) else Request(request)
-        missing = [name for name in ("seed", "max_new_tokens", "sampling") if getattr(request, name) is None]
-        return dataclasses.replace(request, **{name: getattr(self.settings, name) for name in missing})
+        return with_defaults(request, self.settings)
 
     def check_prompt(self, prompt: Sequence[int], name: str, request: int | Request = 0) -> None:
         """Raises DataError for a prompt that cannot be answered (limits.py)."""

@@ -18,7 +18,7 @@ from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import slots_of
 
 if TYPE_CHECKING:
-    from domino_jax.decoding.queue import Queue, Ticket
+    from domino_jax.decoding.queue import Queue, QueuedRequest
 
 LEAST_PART = 64  # tokens that are read after a prefix or in an open queue, padding included: few sizes, few programs
 LEAST_POOL = 64  # of top-k, in programs for any requests; larger ones double it
@@ -41,15 +41,15 @@ def open_kind(requests: Sequence[Request], cheapest: bool = False) -> SamplingKi
 
 
 def prefill_program(
-    queue: "Queue", tickets: Sequence["Ticket"], rows: int, earlier: CachedText | None = None
+    queue: "Queue", queued: Sequence["QueuedRequest"], rows: int, earlier: CachedText | None = None
 ) -> Program:
-    """The prefill of a batch of `rows`; those without a ticket are done once they have a single token.
+    """The prefill of a batch of `rows`; those without a request are done once they have a single token.
 
-    earlier: the text whose caches the only ticket starts from.
+    earlier: the text whose caches the only request starts from.
     """
-    first, missing = tickets[0], rows - len(tickets)
-    tokens = [*(ticket.prompt for ticket in tickets), *[first.prompt] * missing]
-    requests = [ticket.request for ticket in tickets]
+    first, missing = queued[0], rows - len(queued)
+    tokens = [*(one.prompt for one in queued), *[first.prompt] * missing]
+    requests = [one.request for one in queued]
     requests += [dataclasses.replace(first.request, max_new_tokens=1)] * missing
     lengths = np.array([len(row) for row in tokens], np.int32)
     bucket, slots = prompt_sizes(queue, int(lengths.max()))
@@ -75,15 +75,15 @@ def prefill_program(
     return Program(key, functools.partial(queue.generator.prefill, slots=slots), arguments)
 
 
-def earlier_text(queue: "Queue", ticket: "Ticket") -> tuple[CachedText | None, int]:
+def earlier_text(queue: "Queue", request: "QueuedRequest") -> tuple[CachedText | None, int]:
     """The text whose caches the prompt starts from, and how many of their rows; (None, 0) without one."""
-    earlier, ticket.cached = queue.prefixes.longest(ticket.prompt, queue.plain)
+    earlier, request.cached = queue.prefixes.longest(request.prompt, queue.plain)
     if earlier and not queue.plain:
-        sizes = len(earlier.token_ids), len(ticket.prompt)
-        ticket.cached = queue.models.drafter.config.reusable(ticket.cached, *sizes)
+        sizes = len(earlier.token_ids), len(request.prompt)
+        request.cached = queue.models.drafter.config.reusable(request.cached, *sizes)
     # Padding to the bucket must not need more slots than the whole prompt does.
-    _, slots = prompt_sizes(queue, len(ticket.prompt))
-    cached = min(ticket.cached, slots - _part(queue, ticket, slots))
+    _, slots = prompt_sizes(queue, len(request.prompt))
+    cached = min(request.cached, slots - _part(queue, request, slots))
     return (earlier, cached) if cached >= SHORTEST else (None, 0)
 
 
@@ -93,6 +93,6 @@ def prompt_sizes(queue: "Queue", length: int) -> tuple[int, int]:
     return bucket, queue.slots(queue.generator.slots(bucket))
 
 
-def _part(queue: "Queue", ticket: "Ticket", slots: int) -> int:
+def _part(queue: "Queue", request: "QueuedRequest", slots: int) -> int:
     """The tokens, padding included, that a prompt reads after those of an earlier text."""
-    return min(max(queue.generator.bucket(len(ticket.prompt) - ticket.cached), LEAST_PART), slots)
+    return min(max(queue.generator.bucket(len(request.prompt) - request.cached), LEAST_PART), slots)

@@ -36,17 +36,17 @@ class CachedText:
 
 
 class Prefixes:
-    """At most `count` texts of `most_bytes` bytes together. The one that was not used for the longest time goes first.
+    """At most `count` texts of `most_bytes` bytes together. The least recently used one is dropped first.
 
-    Only keys and values are taken over, which depend on the tokens up to their own. The last token of the common prefix
-    is read again: EAGLE-3's row for it also holds the token after it. Everything else that a drafter keeps follows from
-    the last token of the prompt (method/drafters.py), which is always read.
+    A prompt takes over keys and values alone, which depend on the tokens up to their own. It reads the last token of
+    the common prefix again, because EAGLE-3's row for it also holds the token after it. Everything else that a drafter
+    keeps follows from the last token of the prompt (method/drafters.py), which is always read.
     """
 
     def __init__(self, count: int, most_bytes: int):
         self.count = count
         self.most_bytes = most_bytes
-        self.texts: list[CachedText] = []  # the one that was used last is the last
+        self.texts: list[CachedText] = []  # least recently used first
 
     @property
     def bytes(self) -> int:

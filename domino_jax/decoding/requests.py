@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.settings import Problem, SamplingParams
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.keys import LARGEST
@@ -24,6 +25,13 @@ class Request:
     sampling: SamplingParams | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+
+
+def with_defaults(request: int | Request, settings: DecodeSettings) -> Request:
+    """A request, or the id of its noise, with the settings' values where it has none."""
+    request = request if isinstance(request, Request) else Request(request)
+    missing = [name for name in ("seed", "max_new_tokens", "sampling") if getattr(request, name) is None]
+    return dataclasses.replace(request, **{name: getattr(settings, name) for name in missing})
 
 
 # The values that a prompt row may set; a sampling value that it leaves out is off.

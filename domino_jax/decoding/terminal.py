@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import rich.console
 import rich.text
 
-from domino_jax.decoding.api import Decoder, Prompt, TextPiece
+from domino_jax.decoding.api import Decoder, PromptLike, TextPiece
 from domino_jax.decoding.programs import Clock
 from domino_jax.runtime.errors import DataError
 
@@ -15,7 +15,7 @@ LEAVE = ("exit", "quit")
 CHUNK_ROUNDS = 4  # of one dispatch
 
 
-def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Console, **sampling):
+def show(decoder: Decoder, prompt: PromptLike, mode: str, console: rich.console.Console, **sampling):
     """Prints one answer as it comes, then a summary line; returns the answer's text.
 
     On a terminal the text of consecutive dispatches has alternating colours; elsewhere it is plain.

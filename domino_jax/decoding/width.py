@@ -1,9 +1,10 @@
 """How many drafts the next dispatch verifies: the number with the most expected tokens per second.
 
-Both halves are learned from the dispatches themselves. Seconds of a round, by the rows of the batch and the width: the
-median of the last dispatches; of a width that has not run yet, a line through those that have. Tokens of a round, by
-position: the drafter's failure rate over all requests, scaled by how the last tokens of the text at hand compare with
-it. So a position that the width in use does not reach is judged by those that it does.
+Both numbers are learned from the dispatches themselves. The seconds of a round depend on the rows of the batch and the
+width: they are the median of the last dispatches or, for a width that has not run yet, on a line through the others.
+The tokens of a round follow from failure rates by position: those of the drafter over all requests, scaled by how the
+last tokens of the current text compare with them. So the positions that the current width reaches also tell about those
+that it does not reach.
 
 Now and then a dispatch explores another width, because the text or the machine may have changed. After one that lost L
 seconds against the width in use, none explores for L / SHARE seconds.
@@ -32,11 +33,11 @@ TEXT_TRIALS, PLACE_TRIALS = 4.0, 16.0  # weights: of an average text, and of the
 
 
 class Choice(NamedTuple):
-    """The next dispatch. instead: seconds per token of the width in use if this one explores, else None."""
+    """The next dispatch. baseline_seconds: where it explores, seconds per token of the width in use; else None."""
 
     drafts: int
     rounds: int
-    instead: float | None = None
+    baseline_seconds: float | None = None
 
 
 class Dispatch(NamedTuple):
@@ -51,8 +52,8 @@ class Dispatch(NamedTuple):
     timed: bool = True
 
 
-class Pace:
-    """The dispatches of one request, or of one batch of several rows, with the evidence about its text.
+class TextHistory:
+    """The evidence about the text of one request, or of one batch of several rows.
 
     trials, failures: float [M], drafts that were reached by position, and those not accepted; old ones fade.
     tokens: of a row since the last drafts.  used: the last dispatch that did not explore.
@@ -64,9 +65,10 @@ class Pace:
         self.used: Choice | None = None
 
     def new_text(self) -> None:
-        """A request begins, taken to be like the last one until it shows otherwise.
+        """Begins a request, which is assumed to be like the last one until its own rounds weigh more.
 
-        After one that ended with plain steps it is taken to be like all: these show nothing, so a mistake would go on.
+        After a request that ended with plain steps it is assumed to be average: plain steps are no evidence, so a wrong
+        choice of them would never be corrected.
         """
         carried = CARRIED if self.used and self.used.drafts else 0.0
         self.trials *= carried
@@ -88,21 +90,21 @@ class WidthController:
         self._next_probe = 0.0
         self._trials = np.full(self.widths[-1], PRIOR_TRIALS)
         self._failures = PRIOR_FAILURE * self._trials
-        self._last = Pace(self.widths[-1])
+        self._last = TextHistory(self.widths[-1])
 
-    def new_pace(self) -> Pace:
+    def new_history(self) -> TextHistory:
         """For a request, or a batch, with the evidence of the last one; new_text begins it."""
         self._last = copy.deepcopy(self._last)
         return self._last
 
-    def choose(self, pace: Pace, rows: int) -> Choice:
+    def choose(self, history: TextHistory, rows: int) -> Choice:
         """The next dispatch of a batch of `rows` rows."""
         times = self._round_seconds(rows)
         if not times:
             return Choice(self.widths[-1], PROBE)
-        tokens = self._tokens(pace)
+        tokens = self._tokens(history)
         rates = {drafts: tokens[drafts] / times[drafts] for drafts in self.widths}
-        best, used = max(rates, key=rates.get), pace.used
+        best, used = max(rates, key=rates.get), history.used
         if used and rates[best] < MARGIN * rates[used.drafts]:
             best = used.drafts
         if probe := self._probe(rows, rates, best):
@@ -110,7 +112,7 @@ class WidthController:
         rounds = 2 * used.rounds if used and used.drafts == best else int(FIRST / times[best])
         return Choice(best, min(max(rounds, PROBE), LONGEST))
 
-    def observe(self, pace: Pace, dispatch: Dispatch, rounds: int, emitted: Sequence[int]) -> float:
+    def observe(self, history: TextHistory, dispatch: Dispatch, rounds: int, emitted: Sequence[int]) -> float:
         """Learns from a dispatch; returns the seconds lost if it explored.
 
         Args:
@@ -124,43 +126,43 @@ class WidthController:
         if timed:
             self._times[key].append(seconds / rounds)
             self._last_run[key] = self.seconds
-        if choice.instead is None:
-            pace.used = choice
+        if choice.baseline_seconds is None:
+            history.used = choice
         elif timed:  # a width that has only just been compiled is explored again at once
-            lost = max(0.0, seconds - rounds * mean * choice.instead)
+            lost = max(0.0, seconds - rounds * mean * choice.baseline_seconds)
             # A probe that lost nothing is not repeated at once either: its dispatch is short.
             self._next_probe = max(self._next_probe, self.seconds) + max(lost, 0.1 * seconds) / SHARE
-        pace.tokens += rounds * mean
+        history.tokens += rounds * mean
         if choice.drafts and emitted.size:
             reached = np.array([(emitted > place).sum() for place in range(choice.drafts + 1)], float)
-            fade = np.exp(-pace.tokens / TEXT_MEMORY)
-            _add(pace.trials, pace.failures, reached, fade, len(pace.trials))
+            fade = np.exp(-history.tokens / TEXT_MEMORY)
+            _add(history.trials, history.failures, reached, fade, len(history.trials))
             _add(self._trials, self._failures, reached, np.exp(-reached[0] / DRAFTER_MEMORY), choice.drafts)
-            pace.tokens = 0.0
+            history.tokens = 0.0
         return lost
 
     def _probe(self, rows: int, rates: dict[int, float], best: int) -> Choice | None:
         """The dispatch that explores, if it is time for one."""
-        instead = 1 / rates[best]
+        baseline_seconds = 1 / rates[best]
         if best and rates.get(0, 0.0) > rates[best] / 2 and len(self._times[rows, 0]) < CALIBRATED:
-            return Choice(0, PROBE, instead)
+            return Choice(0, PROBE, baseline_seconds)
         worth = {}  # the faster and the longer ago its last run, the more a width is worth exploring
         for drafts, rate in rates.items():
             if drafts != best and ((rows, drafts) in self._last_run or rate >= UNTRIED * rates[best]):
                 worth[drafts] = rate * (self.seconds - self._last_run.get((rows, drafts), 0.0))
         if not worth or self.seconds < self._next_probe:
             return None
-        return Choice(max(worth, key=worth.get), PROBE, instead)
+        return Choice(max(worth, key=worth.get), PROBE, baseline_seconds)
 
-    def _tokens(self, pace: Pace) -> np.ndarray:
+    def _tokens(self, history: TextHistory) -> np.ndarray:
         """Expected tokens of a round, float [M+1], by its drafts."""
         average = self._failures / self._trials
         prior = TEXT_TRIALS * average[0]
-        ratio = (pace.failures.sum() + prior) / (pace.trials @ average + prior)
-        pooled = (pace.failures.sum() + prior) / (pace.trials.sum() + TEXT_TRIALS)
+        ratio = (history.failures.sum() + prior) / (history.trials @ average + prior)
+        pooled = (history.failures.sum() + prior) / (history.trials.sum() + TEXT_TRIALS)
         # Deep positions are reached by easy texts above all, so their average flatters a hard one.
         scaled = np.clip(ratio * average, pooled, 1.0)
-        failure = (pace.failures + PLACE_TRIALS * scaled) / (pace.trials + PLACE_TRIALS)
+        failure = (history.failures + PLACE_TRIALS * scaled) / (history.trials + PLACE_TRIALS)
         return 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(1 - failure))])
 
     def _round_seconds(self, rows: int) -> dict[int, float]:

@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.console
-
 from domino_jax.decoding.answers import TargetAnswer
-from domino_jax.evals.judged import judged_figures, pairs, speedups
+from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speedups
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, new_figure, save, tidy
-from domino_jax.evals.report import PLOTS, device, print_table, versions
+from domino_jax.evals.report import PLOTS, device, print_tables, versions
 from domino_jax.evals.tables import NOTHING, fmt
 from domino_jax.method.exact import Accepted
 from domino_jax.runtime.files import write_whole
@@ -28,7 +26,7 @@ SPEEDUPS = "τ × seconds of a plain step ÷ seconds of a round."
 
 def build_evaluation(
     answers: Sequence[TargetAnswer],
-    judged: Mapping[str, Sequence[Accepted]],
+    accepted: Mapping[str, Sequence[Accepted]],
     drafters: Mapping[str, Mapping[str, Any]],
     origin: Mapping[str, Any],
     round_seconds: Mapping[str, Mapping[str, float]],
@@ -36,13 +34,13 @@ def build_evaluation(
     """The content of evaluation.json.
 
     Args:
-        judged, drafters: by path, what each has accepted, and its head and block_size.
+        accepted, drafters: by path, what each has accepted, and its head and block_size.
         origin: "target", "dtype" and "answers", where everything comes from.
         round_seconds: by path, seconds of a round by its drafts, of a plain step under "0"; {} where none are known.
     """
     figures = {}
-    for path, one in judged.items():
-        figures[path] = {**drafters[path], **judged_figures(answers, one), "speedup": None}
+    for path, one in accepted.items():
+        figures[path] = {**drafters[path], **acceptance_figures(answers, one), "speedup": None}
         if path in round_seconds:
             figures[path]["round_seconds"] = dict(round_seconds[path])
             figures[path]["speedup"] = speedups(figures[path]["tau"], round_seconds[path])
@@ -55,7 +53,7 @@ def build_evaluation(
         "versions": versions(),
         "device": device(),
         "drafters": figures,
-        "pairs": pairs(judged),
+        "pairs": pairs(accepted),
     }
 
 
@@ -81,14 +79,10 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
 
 def console_evaluation(evaluation: Mapping[str, Any]) -> None:
     """Prints the tables."""
-    console = rich.console.Console()
-    console.print(headline(evaluation), highlight=False, markup=False, soft_wrap=True)
-    print_table(tau_rows(evaluation, spread=False), console)
-    console.print(_note(evaluation), highlight=False, markup=False, soft_wrap=True)
+    parts = [headline(evaluation), tau_rows(evaluation, spread=False), _note(evaluation)]
     for heading, note, rows in sections(evaluation):
-        if len(rows) > 1:
-            console.print(f"{heading}. {note}", highlight=False, markup=False, soft_wrap=True)
-            print_table(rows, console)
+        parts += [f"{heading}. {note}", rows] if len(rows) > 1 else []
+    print_tables(parts)
 
 
 def headline(evaluation: Mapping[str, Any]) -> str:

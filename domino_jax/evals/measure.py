@@ -1,4 +1,4 @@
-"""A measured run of one drafter: prompts in every mode, throughput by batch size, the report."""
+"""A measured run: prompts in every mode of one drafter or several, throughput by batch size, the reports."""
 
 import dataclasses
 import json
@@ -11,15 +11,14 @@ import jax
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.settings import BASELINE, DRAFT, supported_modes
 from domino_jax.evals.lanes import Lane, ModeRun
-from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.run import Measured, run_lanes, time_rounds
 from domino_jax.evals.run_files import RunFiles
-from domino_jax.evals.run_info import RunInfo
+from domino_jax.evals.run_info import RunDrafter, RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
-from domino_jax.method.pair import Models
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary, refuse_differences
 from domino_jax.runtime.errors import DominoError
@@ -32,33 +31,34 @@ LEVEL_FIGURES = (
 
 
 def decode_prompts(
-    models: Models,
     target: LoadedTarget,
+    drafters: Mapping[str, RunDrafter],
     prompts: Sequence[Prompt],
     info: RunInfo,
     output: Path,
     restart: bool = False,
-) -> dict[str, Any]:
-    """Decodes prompts in every mode into the folder `output`, and returns the report.
+) -> dict[str, dict[str, Any]]:
+    """Decodes prompts in every mode of every drafter into the folder `output`; returns the reports by drafter.
 
     Args:
+        target: for its tokenizer and stop ids; the weights that run are those of the drafters' models.
+        drafters: by the folder of their report in `output`: "", which is `output`, where there is one.
         prompts: for which there is room (prompts_with_room).
-        target: for its tokenizer and stop ids; the weights that run are those of `models`.
-        info: with the settings in effect (`RunInfo.loaded`).
         restart: begin from scratch where `output` holds an unfinished run of something else, instead of refusing it.
     """
-    settings = info.settings
+    settings = info.requested
     if (most := max(settings.concurrency, default=0)) > len(prompts):
         raise DominoError(
             f"decode.concurrency has {most}, but there are {len(prompts)} prompts, which would be fewer rows; decode"
             " more prompts, or lower it."
         )
     codec = TextCodec(target.tokenizer, settings.thinking)
-    lanes = mode_lanes(models, target, settings, settings.batch_size)
+    lanes = drafter_lanes(drafters, target.stop_ids)
+    infos = {name: info.loaded(name, one, target, prompts) for name, one in drafters.items()}
 
     def lanes_of(batch_size: int) -> list[Lane]:
         same = batch_size == settings.batch_size  # then nothing has to be compiled again
-        return lanes if same else mode_lanes(models, target, settings, batch_size)
+        return lanes if same else drafter_lanes(drafters, target.stop_ids, batch_size)
 
     if not distributed.is_primary():  # takes part in every computation, and writes to a folder that is not kept
         output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
@@ -66,23 +66,22 @@ def decode_prompts(
     with RunFiles(output, info.origin(), restart) as files:
         refuse_continuation(files)
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
-        measured.concurrency = measure_concurrency(lanes_of, prompts, codec, files, info)
-    return report_lanes(lanes, measured, info, prompts, output)
+        first = next(iter(infos.values()))  # several are measured at one batch size
+        measured.concurrency = measure_concurrency(lanes_of, prompts, codec, files, first)
+    reports = {}
+    for name in drafters:
+        by_mode = {lane.mode: lane for lane in lanes if lane.drafter in (name, None)}
+        reports[name] = report_lanes(by_mode, measured, infos[name], prompts, output / name)
+    return reports
 
 
 def report_lanes(
-    lanes: Sequence[Lane],
-    measured: Measured,
-    info: RunInfo,
-    prompts: Sequence[Prompt],
-    folder: Path,
+    by_mode: Mapping[str, Lane], measured: Measured, info: RunInfo, prompts: Sequence[Prompt], folder: Path
 ) -> dict[str, Any]:
-    """Times rounds, writes the report of lanes with different modes and returns it.
+    """Times rounds, writes the report of the lanes of one drafter into `folder` and returns it.
 
-    Args:
-        measured: sums of these lanes, and perhaps of others.  folder: of the report.
+    measured: sums of these lanes, and perhaps of others.
     """
-    by_mode = {lane.mode: lane for lane in lanes}
 
     def of(runs: Mapping[str, ModeRun]) -> dict[str, ModeRun]:
         return {mode: runs[lane.name] for mode, lane in by_mode.items()}
@@ -98,10 +97,31 @@ def report_lanes(
     return report
 
 
-def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, batch_size: int) -> list[Lane]:
-    """A lane for each mode, all with one generator."""
-    generator = new_generator(models, settings.change(batch_size=batch_size), target.stop_ids)
-    return [Lane(mode, mode, models, generator) for mode in settings.modes]
+def drafter_lanes(
+    drafters: Mapping[str, RunDrafter], stop_ids: Sequence[int], batch_size: int | None = None
+) -> list[Lane]:
+    """A lane of plain decoding, which every speed-up is against, then one for each mode of each drafter.
+
+    batch_size: of the settings when None.
+    """
+    lanes = []
+    for name, one in drafters.items():
+        settings, models = one.settings.change(batch_size=batch_size or one.settings.batch_size), one.models
+        generator = new_generator(models, settings, stop_ids)
+        if BASELINE in settings.modes and not lanes:
+            lanes.append(Lane(BASELINE, BASELINE, models, generator))
+        if not models.drafter:
+            continue
+        kind = models.drafter.config
+        modes = [mode for mode in supported_modes(settings.modes, kind) if mode != BASELINE]
+        if not modes:
+            raise DominoError(
+                f"{one.identity['path']} is a drafter of head {kind.head}, which has none of decode.modes"
+                f" {', '.join(settings.modes)} but plain decoding; add {DRAFT}, or take the drafter out of"
+                " decode.compare."
+            )
+        lanes += [Lane(f"{name}/{mode}".strip("/"), mode, models, generator, name or None) for mode in modes]
+    return lanes
 
 
 def refuse_continuation(files: RunFiles) -> None:

@@ -11,6 +11,7 @@ from domino_jax.method.drafters import CONFIGS, AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.loading import LoadedTarget, load_models, with_window
 from domino_jax.weights.random_weights import random_drafter, target_or_random
@@ -84,6 +85,32 @@ def check_simulation(settings: DecodeSettings, drafter: AnyConfig) -> None:
                 f"decode.simulate_tau is {settings.simulate_tau:g}, but a round of {most - 1} drafts emits"
                 f" {most} tokens at most ({mode}); lower it, or draft more."
             )
+
+
+def lower_to_drafter(
+    settings: DecodeSettings, drafter: AnyConfig, report: Callable[[str], None] = say
+) -> DecodeSettings:
+    """Settings that the drafter's block allows; `report` takes a note for each value that is lowered."""
+
+    def at_most(key: str, value: int, most: int, reason: str) -> int:
+        if value > most:
+            report(f"note: config.{key} is {value}, but {reason}: lowered to {most}.")
+        return min(value, most)
+
+    most = drafter.most_drafts
+    reason = f"this drafter's block of {drafter.block_size} gives at most {most} drafts"
+    if not drafter.has_backbone:
+        reason = f"this drafter makes at most {most} drafts"
+    if settings.drafting.num_drafts is not None:
+        settings = settings.change(num_drafts=at_most("decode.num_drafts", settings.drafting.num_drafts, most, reason))
+    if tree := settings.drafting.tree:
+        tree = dataclasses.replace(tree, depth=at_most("decode.tree.depth", tree.depth, most, reason))
+        deepest = settings.change(tree=tree).drafting.width(drafter)
+        reason = f"{tree.lanes} lanes of depth {deepest} and the anchor are {tree.lanes * deepest + 1}"
+        nodes = at_most("decode.tree.nodes", tree.nodes, tree.lanes * deepest + 1, reason)
+        settings = settings.change(tree=dataclasses.replace(tree, nodes=nodes))
+    check_simulation(settings, drafter)
+    return settings
 
 
 @dataclasses.dataclass(frozen=True)

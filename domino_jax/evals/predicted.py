@@ -1,15 +1,17 @@
-"""How many rounds of a decoding one pass over its answers predicts (decoding/answers.py): all, but for near ties."""
+"""The answers of a decoding, and how many of its rounds one pass over them predicts: all, but for near ties."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT, TREE, DecodeSettings
-from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.run_files import GENERATIONS
 from domino_jax.method.pair import Models
 
@@ -28,23 +30,35 @@ def predicted_rounds(
     modes = [mode for mode in settings.modes if mode not in (BASELINE, TREE)]
     if not modes or settings.adaptive or not AnswerPasses.runs(models):
         return {}
-    generator, asked = new_generator(models, settings), {prompt.answer_id: prompt for prompt in prompts}
-    rows = [row for _, row in read_jsonl(folder / GENERATIONS) if row["mode"] in modes and row["id"] in asked]
-    texts = {}
-    for row in rows:  # most texts are those of all modes
-        prompt = asked[row["id"]]
-        request = generator.request(prompt.request)
-        texts[row["id"], tuple(row["token_ids"])] = TargetAnswer(row["id"], prompt.token_ids, row["token_ids"], request)
+    generator = new_generator(models, settings)
+    rows = [row for _, row in read_jsonl(folder / GENERATIONS) if row["mode"] in modes]
+    texts = decoded_answers(rows, prompts, settings)
     mesh = jax.sharding.get_mesh()
     passes = AnswerPasses(list(texts.values()), generator.drafting(DRAFT), ROWS, None if mesh.empty else mesh)
-    judged = dict(zip(texts, passes(models), strict=True))
-    found = {mode: {"same": 0, "of": 0} for mode in modes}
-    for row in rows:
-        one, count = judged[row["id"], tuple(row["token_ids"])], found[row["mode"]]
-        accepted = one.backbone if row["mode"] == BACKBONE else one.drafts
+    accepted = dict(zip(texts, passes(models), strict=True))
+    counts = {mode: {"same": 0, "of": 0} for mode in modes}
+    for row in filter(lambda row: key_of(row) in texts, rows):
+        one, count = accepted[key_of(row)], counts[row["mode"]]
+        drafts = one.backbone if row["mode"] == BACKBONE else one.drafts
         width, place = generator.drafting(row["mode"]).width(generator.drafter), 0
         for emitted in row["accept_lengths"]:
             count["of"] += 1
-            count["same"] += min(min(int(accepted[place]), width) + 1, len(accepted) - place) == emitted
+            count["same"] += min(min(int(drafts[place]), width) + 1, len(drafts) - place) == emitted
             place += emitted
-    return found
+    return counts
+
+
+def decoded_answers(
+    rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], settings: DecodeSettings
+) -> dict[tuple, TargetAnswer]:
+    """By key_of, the different answers in rows of generations.jsonl to these prompts; most are those of all modes."""
+    by_id, answers = {prompt.answer_id: prompt for prompt in prompts}, {}
+    for row in rows:
+        if prompt := by_id.get(row["id"]):
+            request = with_defaults(prompt.request, settings)
+            answers[key_of(row)] = TargetAnswer(row["id"], prompt.token_ids, row["token_ids"], request, prompt.task)
+    return answers
+
+
+def key_of(row: Mapping[str, Any]) -> tuple:
+    return row["id"], tuple(row["token_ids"])

@@ -1,6 +1,8 @@
-"""Prompts of a measured run: prepared once from their rows, and checked before anything runs."""
+"""Prompts of a measured run: prepared once from their rows, and checked before anything runs.
 
-import dataclasses
+The noise id of a prompt is the row's place in its task, so that a task gives the same text alone and among others.
+"""
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,45 +11,9 @@ from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import check_text
 from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.requests import Request, request_of
+from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.requests import request_of
 from domino_jax.runtime.errors import DataError, quote
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """One turn of one prompt row, ready to be decoded.
-
-    request: for `Generator.generate`. The noise id is the row's place in its task, so that a task gives the same text
-        alone and among others.
-    task: None for rows of no task.  turn: 1, 2, … of a conversation.
-    messages: the conversation so far, where later_turns (the user's further messages) continue it.
-    """
-
-    id: str
-    token_ids: tuple[int, ...]
-    request: int | Request
-    task: str | None = None
-    turn: int = 1
-    messages: tuple[Mapping[str, Any], ...] = ()
-    later_turns: tuple[str, ...] = ()
-
-    @property
-    def answer_id(self) -> str:
-        """The id in generations.jsonl: the row's, followed by #2, #3, … for later turns."""
-        return self.id if self.turn == 1 else f"{self.id}#{self.turn}"
-
-    @property
-    def turns_left(self) -> int:
-        return 1 + len(self.later_turns)
-
-    def next_turn(self, answer: str, codec: TextCodec) -> "Prompt":
-        """The prompt that continues the conversation after `answer`."""
-        user, *later = self.later_turns
-        added = ({"role": "assistant", "content": answer}, {"role": "user", "content": user})
-        messages = (*self.messages, *added)
-        token_ids = codec.encode({"id": self.id, "messages": list(messages)})
-        changes = {"turn": self.turn + 1, "messages": messages, "later_turns": tuple(later)}
-        return dataclasses.replace(self, token_ids=tuple(token_ids), **changes)
 
 
 def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list[Prompt]:
@@ -61,13 +27,13 @@ def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list
         where = f"prompt {quote(row['id'])[1:-1]}"
         check_text(row, where)
         task = row["task"] if "task" in row else None
-        later = tuple(row["next_turns"]) if "next_turns" in row else ()
+        later = tuple([{"role": "user", "content": text}] for text in row.get("next_turns", ()))
         prompt = Prompt(
             id=row["id"],
             token_ids=tuple(codec.encode(row, where)),
             request=request_of(row, places[task]),
             task=task,
-            messages=tuple(row["messages"]) if later else (),
+            row=row if later else {},
             later_turns=later,
         )
         places[task] += 1

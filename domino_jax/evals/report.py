@@ -152,14 +152,20 @@ def refuse_file(folder: epath.Path) -> None:
 
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:
     """Prints the table and its notes."""
+    print_tables([title(report), rows_of(report, spread=False), *notes_of(report, spread=False)], console)
+
+
+def print_tables(parts: Sequence[str | Sequence[Sequence[str]]], console: rich.console.Console | None = None) -> None:
+    """Prints lines and tables."""
     console = console or rich.console.Console()
-    console.print(title(report), highlight=False, markup=False, soft_wrap=True)
-    print_table(rows_of(report, spread=False), console)
-    for note in notes_of(report, spread=False):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    for part in filter(None, parts):
+        if isinstance(part, str):
+            console.print(part, highlight=False, markup=False, soft_wrap=True)
+        else:
+            _print_table(part, console)
 
 
-def print_table(rows: Sequence[Sequence[str]], console: rich.console.Console) -> None:
+def _print_table(rows: Sequence[Sequence[str]], console: rich.console.Console) -> None:
     """Prints cells, heading first; the first column to the left and the others to the right. No cell is cut."""
     heading, *body = [[rich.text.Text(cell) for cell in row] for row in rows]
     table = rich.table.Table()

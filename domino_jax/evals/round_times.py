@@ -35,10 +35,10 @@ def round_split(
     head: its rollout.  verify: the target's pass and its choices.
     commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
     loop itself.  round: the whole.
-    Of mode tree and of chains without drafts only the whole round is timed, and of plain decoding the step.
+    Only the whole round is timed of mode tree and of chains without drafts, and the step of plain decoding.
 
-    A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
-    one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
+    A single call of a part would include a copy of the cache and a dispatch. So a turn's time is measured by how much
+    longer many turns take than one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
     """
     seconds = turn_seconds(round_stopwatches(models, generator, state, modes), repeats)
     with_head = _with_head(generator, modes)

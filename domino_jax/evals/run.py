@@ -12,10 +12,10 @@ from typing import Any
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.lanes import Lane, ModeRun, add_clock, baseline_of
 from domino_jax.evals.near_ties import Divergence, divergences
-from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.round_times import round_split
 from domino_jax.evals.run_files import RunFiles, generation_row, read_generation
 from domino_jax.runtime.progress import Progress

@@ -17,8 +17,8 @@ from typing import Any
 
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generation
+from domino_jax.runtime.differences import differences, flatten, refuse
 from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
-from domino_jax.runtime.made_with import differences, flatten, refuse
 
 GENERATIONS = "generations.jsonl"
 PROGRESS = "progress.jsonl"

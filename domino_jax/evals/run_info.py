@@ -5,8 +5,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.prompts import Prompt
 from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.weights.draft_vocab import copied_bytes
@@ -28,6 +28,18 @@ class PromptSource:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunDrafter:
+    """A drafter of a run; models without one for plain decoding.
+
+    settings: in effect, which fit its block.  identity: its path and drafter_identity, for the report.
+    """
+
+    models: Models
+    settings: DecodeSettings
+    identity: Mapping[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
 class RunInfo:
     """One run of decode. The first four fields are known before anything is loaded; `loaded` fills in the others.
 
@@ -41,32 +53,27 @@ class RunInfo:
     drafter: Mapping[str, Any] | None
     source: PromptSource
     settings: DecodeSettings | None = None
-    drafter_name: str | None = None
+    drafter_name: str = ""
     drafter_config: AnyConfig | None = None
     copied_bytes: int = 0  # of a draft vocabulary, in memory
     prompts: int = 0
     template: str | None = None
     stop_ids: tuple[int, ...] = ()
 
-    def loaded(
-        self,
-        settings: DecodeSettings,
-        target: LoadedTarget,
-        prompts: Sequence[Prompt],
-        models: Models | None,
-        **drafter: Any,
-    ) -> "RunInfo":
-        """With what loading showed; `drafter` (drafter, drafter_name) is that of one drafter in a comparison."""
-        drafting = models is not None and models.drafter is not None
+    def loaded(self, name: str, drafter: RunDrafter, target: LoadedTarget, prompts: Sequence[Prompt]) -> "RunInfo":
+        """For the report of one drafter, with what loading showed. name: empty where there is one drafter."""
+        models, settings = drafter.models, drafter.settings
+        copied = copied_bytes(models.drafter_params) if models.drafter and settings.drafting.draft_vocab else 0
         return dataclasses.replace(
             self,
             settings=settings,
-            drafter_config=models.drafter.config if drafting else None,
-            copied_bytes=copied_bytes(models.drafter_params) if drafting and settings.drafting.draft_vocab else 0,
+            drafter=drafter.identity,
+            drafter_name=name,
+            drafter_config=models.drafter and models.drafter.config,
+            copied_bytes=copied,
             prompts=len(prompts),
             template=target.tokenizer.chat_template if target.tokenizer is not None else None,
             stop_ids=() if settings.ignore_eos else target.stop_ids,
-            **drafter,
         )
 
     @property

@@ -28,8 +28,8 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.remote import open_path
-from domino_jax.training import estimates
-from domino_jax.training.estimates import device_bytes, say_bytes
+from domino_jax.training import flops
+from domino_jax.training.flops import device_bytes, say_bytes
 from domino_jax.weights import loading
 from domino_jax.weights import target as weights_target
 from domino_jax.weights.quantization import PUBLIC_FP8, Scheme, read_scheme
@@ -57,9 +57,8 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     drafter_config = builders.drafter_config_of(config, target_config)
     target = Qwen3(target_config, np.dtype(config.target.dtype))
     drafter = builders.drafter_of(drafter_config, config)
-    params = target_shapes(target, mesh, scheme_of(config.target.path, config.target.quantize))
     with jax.set_mesh(mesh):
-        traced, state = trace_step(config, target, drafter, mesh)
+        traced, state, params = trace_step(config, target, drafter, mesh)
         lowered = traced.lower()
         begin = time.perf_counter()
         program = lowered.compile()
@@ -71,7 +70,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         "max_length": config.data.max_length,
         "num_anchors": config.train.num_anchors,
         "compile_seconds": time.perf_counter() - begin,
-        "flops": estimates.product_flops(traced.jaxpr),
+        "flops": flops.product_flops(traced.jaxpr),
         "target_bytes_per_chip": device_bytes(params),
         "parameter_bytes_per_chip": device_bytes((state.params, state.ema)),
         "optimizer_bytes_per_chip": device_bytes(state.opt_state),
@@ -92,14 +91,14 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     return figures
 
 
-def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[jax.stages.Traced, Any]:
-    """The step of this recipe as it is before a compiler sees it, and the shapes of its state."""
+def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[jax.stages.Traced, Any, Any]:
+    """The step of this recipe as it is before a compiler sees it, the shapes of its state and of the target."""
     optimizer = builders.optimizer_of(config.train)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
     step = builders.train_step_of(config, target, drafter, optimizer, mesh, state)
     params = target_shapes(target, mesh, scheme_of(config.target.path, config.target.quantize))
     rows = batch_shapes(config, mesh, config.data.max_length)
-    return step.trace(state, params, rows, key_shape(mesh)), state
+    return step.trace(state, params, rows, key_shape(mesh)), state, params
 
 
 def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Qwen3(nn.Module):
         return constrain(rows, "batch")
 
     def with_gathered_head(self, params: dict) -> dict:
-        """params with the vocabulary matrix laid out as `unembed` uses it: gathered once for many calls of it."""
+        """The parameters with the vocabulary matrix in the layout of `unembed`, so that many calls gather it once."""
         name, leaf = ("embed_tokens", "embedding") if self.config.tie_word_embeddings else ("lm_head", "kernel")
         return params | {name: {leaf: in_use(params[name][leaf], name, self.dtype)}}
 

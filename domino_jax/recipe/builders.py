@@ -1,7 +1,6 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -34,7 +33,7 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.values import convolution_taps, shifts_labels
+from domino_jax.recipe.open_keys import convolution_taps, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
@@ -42,7 +41,6 @@ from domino_jax.runtime.remote import cache_folder
 from domino_jax.training.evaluate import Evaluation
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
-from domino_jax.weights.identity import target_identity
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
@@ -59,7 +57,7 @@ def batches_of(
     mesh: Mesh,
     report: Callable[[str], None],
 ) -> Batches:
-    """The rows of `source` in the recipe's order; a DominoError if the processes have other rows or other targets.
+    """The rows of `source` in the recipe's order; a DominoError if the processes have other rows.
 
     tokenizer, vocab_size: the target's.  report: takes the lines about the rows, from each process.
     """
@@ -78,8 +76,7 @@ def batches_of(
         "skip_bad": data.skip_bad_rows,
     }
     batches = make_batches(source, encoder, layout, share, **choices)
-    identity = json.dumps(target_identity(config.target.path))
-    refuse_differences({"the training data": batches.fingerprint, "the target": identity})
+    refuse_differences({"the training data": batches.fingerprint})
     return batches
 
 
@@ -273,7 +270,7 @@ def evaluation_of(
     passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate, mesh)
     refuse_differences({"the answers": passes.digest})
     if config.eval.answers:  # those of this run are the target's
-        passes.refuse_strange(models, source)
+        passes.chosen_share(models, source)
     return Evaluation(models, passes, drafting.width(drafter.config))
 
 

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import traceback
 
-from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
+from domino_jax.recipe.open_keys import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.keys import Section, walk
 

@@ -16,7 +16,7 @@ from domino_jax.method.config import CURRICULUM
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.settings import Problem, TreeSettings
-from domino_jax.recipe.values import decode_settings, modes_of
+from domino_jax.recipe.open_keys import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import walk
 

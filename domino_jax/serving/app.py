@@ -22,8 +22,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from domino_jax.serving.engine import READY, Engine, Job, Refusal, Update
-from domino_jax.serving.protocol import Answer, Asked, new_id, parse_body, read_requests, summed, whole
+from domino_jax.serving.engine import READY, Engine
+from domino_jax.serving.protocol import Answer, BodyRequest, new_id, parse_body, read_requests, summed, whole
+from domino_jax.serving.requests import AnswerPart, Refusal, ServedRequest
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
 MOST_BYTES = 4 << 20  # of a body
@@ -82,10 +83,10 @@ class Server:
             raise Refusal("the Content-Type of the request must be application/json.", 415)
         body, loop = await read_body(request), asyncio.get_running_loop()
         pool = self.long if len(body) > LONG_BYTES else None
-        asked = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, self.engine.served))
-        exchange = Exchange(self.engine, asked, chat)
+        requests = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, self.engine.served))
+        exchange = Exchange(self.engine, requests, chat)
         exchange.submit()
-        if asked[0].stream:
+        if requests[0].stream:
             return Events(exchange)
         texts = asyncio.ensure_future(exchange.texts())
         left = asyncio.ensure_future(request.receive())  # the body is read: next comes the end of the connection
@@ -93,7 +94,7 @@ class Server:
             await asyncio.wait({texts, left}, return_when=asyncio.FIRST_COMPLETED)
             if not texts.done():
                 raise ClientDisconnect
-            return Json(whole(list(exchange.jobs), texts.result()))
+            return Json(whole(list(exchange.requests), texts.result()))
         finally:
             texts.cancel()
             left.cancel()
@@ -101,70 +102,71 @@ class Server:
 
 
 class Exchange:
-    """The answers to the prompts of one body with their jobs, and the updates of these as they arrive."""
+    """The answers to the prompts of one body with their requests, and the parts of these as they arrive."""
 
-    def __init__(self, engine: Engine, asked: Sequence[Asked], chat: bool):
-        self.engine, self.asked, self.jobs, self.arrivals = engine, asked[0], {}, asyncio.Queue()
+    def __init__(self, engine: Engine, body: Sequence[BodyRequest], chat: bool):
+        self.engine, self.body, self.requests, self.arrivals = engine, body[0], {}, asyncio.Queue()
         self.loop, name = asyncio.get_running_loop(), new_id(chat)
-        for index, one in enumerate(asked):
+        for index, one in enumerate(body):
             answer = Answer(one, chat, engine.served, index, name)
+            choices = {"mode": one.mode, "shows_drafts": one.stream and one.drafts}
             deliver = functools.partial(self._deliver, answer)
-            self.jobs[answer] = Job(one.prompt, one.request, one.mode, deliver, one.stream and one.drafts)
+            self.requests[answer] = ServedRequest(one.prompt, one.request, deliver=deliver, **choices)
 
-    def _deliver(self, answer: Answer, update: Update) -> None:
+    def _deliver(self, answer: Answer, part: AnswerPart) -> None:
         """On the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(self.arrivals.put_nowait, (answer, update))
+            self.loop.call_soon_threadsafe(self.arrivals.put_nowait, (answer, part))
 
     def submit(self) -> None:
-        """Raises Refusal, where all of the jobs find no place."""
+        """Raises Refusal, where not all of the requests find a place."""
         try:
-            for job in self.jobs.values():
-                self.engine.submit(job)
+            for request in self.requests.values():
+                self.engine.submit(request)
         except Refusal:
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        for job in self.jobs.values():
-            self.engine.cancel(job)
+        for request in self.requests.values():
+            self.engine.cancel(request)
 
-    async def updates(self) -> AsyncIterator[tuple[Answer, list[str]]]:
-        """An answer, and what an update adds to its text, up to the end of all. Raises Refusal."""
-        while not all(answer.finish_reason for answer in self.jobs):
-            answer, update = await self.arrivals.get()
+    async def parts(self) -> AsyncIterator[tuple[Answer, list[str]]]:
+        """An answer, and what a part adds to its text, up to the end of all. Raises Refusal."""
+        while not all(answer.finish_reason for answer in self.requests):
+            answer, part = await self.arrivals.get()
             if answer.finish_reason:
                 continue  # a stop string ended it
-            if update.refusal:
-                raise update.refusal
-            before, texts = answer.cut, answer.add(update)
+            if part.refusal:
+                raise part.refusal
+            before, texts = answer.cut, answer.add(part)
             drafts = answer.cut.drafted - (before.drafted if before else 0)
-            job = self.jobs[answer]
-            self.engine.metrics.count(job, answer.cut, before and before.at, drafts)
+            request = self.requests[answer]
+            self.engine.metrics.count(request, answer.cut, before and before.at, drafts)
             if answer.finish_reason:
-                self.engine.cancel(job)
+                self.engine.cancel(request)
             yield answer, texts
 
     async def texts(self) -> list[str]:
         """The whole text of each answer. Raises Refusal."""
-        parts = {answer: [] for answer in self.jobs}
-        async for answer, texts in self.updates():
-            parts[answer] += texts
-        return ["".join(texts) for texts in parts.values()]
+        pieces = {answer: [] for answer in self.requests}
+        async for answer, texts in self.parts():
+            pieces[answer] += texts
+        return ["".join(texts) for texts in pieces.values()]
 
     async def events(self) -> AsyncIterator[str]:
         """The lines of a stream of server-sent events."""
-        asked, answers = self.asked, list(self.jobs)
+        body, answers = self.body, list(self.requests)
         try:
-            async for answer, texts in self.updates():
-                more = {"domino": answer.details(texts)} if asked.rounds else {}
+            async for answer, texts in self.parts():
+                more = {"domino": answer.details(texts)} if body.rounds else {}
                 if answer.finish_reason or more or any(texts):
-                    usage = summed(answers).usage() if asked.continuous_usage else None
+                    usage = summed(answers).usage() if body.continuous_usage else None
                     yield line(answer.chunk("".join(texts), usage, **more))
         except Refusal as refusal:
             yield line(refusal.body)
             return
-        if asked.include_usage:
+        if body.include_usage:
             yield line(summed(answers).usage_chunk())
         yield "data: [DONE]\n\n"
 

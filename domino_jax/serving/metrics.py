@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from domino_jax.serving.engine import Job, Update
+    from domino_jax.serving.requests import AnswerPart, ServedRequest
 
 
 class Metrics:
@@ -32,23 +32,23 @@ class Metrics:
         self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
         self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
 
-    def count(self, job: "Job", update: "Update", last: float | None, drafts: int) -> None:
-        """An update that is cut to what its client gets.
+    def count(self, request: "ServedRequest", part: "AnswerPart", last: float | None, drafts: int) -> None:
+        """A part that is cut to what its client gets.
 
         Args:
-            last: when the job's update before was read; None: there was none.
-            drafts: that the rounds of this update offered to the target.
+            last: when the part before was read; None: there was none.
+            drafts: that the rounds of this part offered to the target.
         """
-        new, rounds = len(update.token_ids), update.accept_lengths
+        new, rounds = len(part.token_ids), part.accept_lengths
         if last is None:
-            self.prompt.inc(len(job.prompt))
-            self.first.observe(update.at - job.arrived)
+            self.prompt.inc(len(request.prompt))
+            self.first.observe(part.at - request.arrived)
         else:
             for _ in range(new):
-                self.between.observe((update.at - last) / new)
+                self.between.observe((part.at - last) / new)
         self.generated.inc(new)
         self.drafts.inc(len(rounds))
         self.draft_tokens.inc(drafts)
         self.accepted.inc(sum(rounds) - len(rounds))
-        if update.finish_reason:
-            self.whole.observe(update.at - job.arrived)
+        if part.finish_reason:
+            self.whole.observe(part.at - request.arrived)

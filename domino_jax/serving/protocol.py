@@ -18,8 +18,8 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
-from domino_jax.serving.engine import Refusal, Served, Update
 from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, read_fields
+from domino_jax.serving.requests import AnswerPart, Refusal, ServedModel
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -29,7 +29,7 @@ MOST_PROMPTS = 1_024  # of a body
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class BodyRequest:
     """What a body asks for one prompt.
 
     rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected.
@@ -57,7 +57,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     return raw
 
 
-def read_requests(raw: dict[str, Any], chat: bool, served: Served) -> list[Asked]:
+def read_requests(raw: dict[str, Any], chat: bool, served: ServedModel) -> list[BodyRequest]:
     """What a body asks for each of its prompts, as if each came alone. Raises Refusal."""
     prompts = raw.get("prompt")
     if chat or not isinstance(prompts, list) or not prompts or isinstance(prompts[0], (int, float)):
@@ -66,7 +66,7 @@ def read_requests(raw: dict[str, Any], chat: bool, served: Served) -> list[Asked
     return [read_request({**raw, "prompt": prompt}, chat, served) for prompt in prompts]
 
 
-def read_request(raw: dict[str, Any], chat: bool, served: Served) -> Asked:
+def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRequest:
     """What a body with one prompt asks for. Raises Refusal with the names of the fields that are wrong."""
     problems: dict[str, str] = {}
     fields = read_fields(raw, CHAT if chat else TEXT, problems)
@@ -90,7 +90,7 @@ def read_request(raw: dict[str, Any], chat: bool, served: Served) -> Asked:
         raise Refusal(str(error)) from error
     stream, rounds, drafts = (fields.get(name, False) for name in ("stream", "rounds", "drafts"))
     usage, continuous = (options.get(name, False) for name in ("include_usage", "continuous_usage_stats"))
-    return Asked(prompt, request, mode, stop, stream, usage, rounds, drafts, usage and continuous)
+    return BodyRequest(prompt, request, mode, stop, stream, usage, rounds, drafts, usage and continuous)
 
 
 def _need(fine: bool, name: str, change: str) -> None:
@@ -106,7 +106,7 @@ def _stops(fields: dict[str, Any]) -> tuple[str, ...]:
     return stops
 
 
-def _encode(fields: dict[str, Any], messages: list[dict] | None, served: Served) -> list[int]:
+def _encode(fields: dict[str, Any], messages: list[dict] | None, served: ServedModel) -> list[int]:
     name = "prompt" if messages is None else "messages"
     _need(name in fields, name, "it is missing")
     if messages is None:
@@ -147,7 +147,7 @@ def _part(part: Any, problems: dict[str, str]) -> str:
     return fields.get("text", "")
 
 
-def _request(fields: dict[str, Any], prompt: list[int], served: Served, settings: DecodeSettings) -> Request:
+def _request(fields: dict[str, Any], prompt: list[int], served: ServedModel, settings: DecodeSettings) -> Request:
     limits = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     _need(len(limits) <= 1, "max_tokens", "it is not equal to max_completion_tokens; give one of them")
     # A larger limit than there is room for is cut, as in vLLM: the answer then ends with `length`.
@@ -170,35 +170,35 @@ def _request(fields: dict[str, Any], prompt: list[int], served: Served, settings
 class Answer:
     """The answer to one prompt as it comes: its text, cut before the first stop string, and the objects that state it.
 
-    tokens, rounds, drafted: counts of what is before that cut.  cut: the last update, as far as it is before it.
+    tokens, rounds, drafted: counts of what is before that cut.  cut: the last part, as far as it is before it.
     """
 
-    def __init__(self, asked: Asked, chat: bool, served: Served, index: int = 0, name: str = ""):
-        self.asked, self.chat, self.index, self.id = asked, chat, index, name
+    def __init__(self, body: BodyRequest, chat: bool, served: ServedModel, index: int = 0, name: str = ""):
+        self.body, self.chat, self.index, self.id = body, chat, index, name
         self.created, self.model = int(time.time()), served.name
-        self.prompt_tokens, self.tokens, self.rounds, self.drafted, self.cached = len(asked.prompt), 0, [], 0, 0
+        self.prompt_tokens, self.tokens, self.rounds, self.drafted, self.cached = len(body.prompt), 0, [], 0, 0
         self.finish_reason: str | None = None
-        self.cut: Update | None = None
+        self.cut: AnswerPart | None = None
         self._tokenizer, self._stream, self._held = served.tokenizer, TextStream(served.tokenizer), ""
         self._started = False
 
-    def add(self, update: Update) -> list[str]:
-        """The text that each of the update's tokens makes certain, up to a stop string."""
+    def add(self, part: AnswerPart) -> list[str]:
+        """The text that each of the part's tokens makes certain, up to a stop string."""
         texts = []
-        for token in update.token_ids:
-            last = update.finish_reason is not None and len(texts) + 1 == len(update.token_ids)
+        for token in part.token_ids:
+            last = part.finish_reason is not None and len(texts) + 1 == len(part.token_ids)
             texts.append(self._cut_text(self._stream.add([token], last=last), last))
             if self.finish_reason:
                 break
-        self.finish_reason = self.finish_reason or update.finish_reason
-        self.cut = self._cut_update(update, len(texts))
+        self.finish_reason = self.finish_reason or part.finish_reason
+        self.cut = self._cut_part(part, len(texts))
         self.tokens += len(texts)
         self.rounds += self.cut.accept_lengths
-        self.drafted, self.cached = self.cut.drafted, update.cached
+        self.drafted, self.cached = self.cut.drafted, part.cached
         return texts
 
     def _cut_text(self, text: str, last: bool) -> str:
-        held, stops = self._held + text, self.asked.stop
+        held, stops = self._held + text, self.body.stop
         places = [place for place in (held.find(stop) for stop in stops) if place >= 0]
         if places:
             self.finish_reason = "stop"
@@ -210,16 +210,16 @@ class Answer:
         self._held = held[len(held) - waits :]
         return held[: len(held) - waits]
 
-    def _cut_update(self, update: Update, tokens: int) -> Update:
-        """The first `tokens` tokens of an update, with the rounds that emitted them, as if a stop id had ended them."""
-        rounds = update.accept_lengths
-        left = tokens - (len(update.token_ids) - sum(rounds))  # the prompt's pass emits the first token of an answer
+    def _cut_part(self, part: AnswerPart, tokens: int) -> AnswerPart:
+        """The first `tokens` tokens of a part, with the rounds that emitted them, as if a stop id had ended them."""
+        rounds = part.accept_lengths
+        left = tokens - (len(part.token_ids) - sum(rounds))  # the prompt's pass emits the first token of an answer
         starts = itertools.accumulate(rounds, initial=0)
         lengths = [min(length, left - start) for start, length in zip(starts, rounds, strict=False) if start < left]
         # The rounds of one dispatch have the same number of drafts.
-        drafts = (update.drafted - self.drafted) * len(lengths) // max(len(rounds), 1)
+        drafts = (part.drafted - self.drafted) * len(lengths) // max(len(rounds), 1)
         counts = {"accept_lengths": lengths, "drafted": self.drafted + drafts, "finish_reason": self.finish_reason}
-        return dataclasses.replace(update, token_ids=update.token_ids[:tokens], **counts)
+        return dataclasses.replace(part, token_ids=part.token_ids[:tokens], **counts)
 
     def usage(self) -> dict[str, Any]:
         accepted = sum(self.rounds) - len(self.rounds)
@@ -233,26 +233,26 @@ class Answer:
         role = {} if self._started or not self.chat else {"role": "assistant"}
         self._started = True
         choice = self.choice({"delta": {**role, "content": text}} if self.chat else {"text": text})
-        usage = {"usage": usage} if self.asked.include_usage else {}
+        usage = {"usage": usage} if self.body.include_usage else {}
         return {**self.head(".chunk"), "choices": [choice], **usage, **more}
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**self.head(".chunk"), "choices": [], "usage": self.usage(), **self._metrics()}
 
     def details(self, texts: Sequence[str]) -> dict[str, Any]:
-        """What the page shows of the last update: [text, round in it, whether it is the bonus token] of each token.
+        """What the page shows of the last part: [text, round in it, whether it is the bonus token] of each token.
 
         The first token of an answer, from the prefill, has the round -1.
         """
-        update = self.cut
-        places = [(-1, False)] * (len(update.token_ids) - sum(update.accept_lengths))
-        for number, length in enumerate(update.accept_lengths):
+        part = self.cut
+        places = [(-1, False)] * (len(part.token_ids) - sum(part.accept_lengths))
+        for number, length in enumerate(part.accept_lengths):
             places += [(number, place + 1 == length) for place in range(length)]
-        if not update.accept_lengths:  # plain decoding: each token is a round
-            places = [(number - (update.seconds == 0), False) for number in range(len(update.token_ids))]
+        if not part.accept_lengths:  # plain decoding: each token is a round
+            places = [(number - (part.seconds == 0), False) for number in range(len(part.token_ids))]
         tokens = [[text, *place] for text, place in zip(texts, places, strict=True)]
-        rejected = [self._tokenizer.decode([draft]) for draft in update.rejected]
-        counts = {"rounds": update.accept_lengths, "drafted": update.drafted, "seconds": update.seconds}
+        rejected = [self._tokenizer.decode([draft]) for draft in part.rejected]
+        counts = {"rounds": part.accept_lengths, "drafted": part.drafted, "seconds": part.seconds}
         return {"tokens": tokens, "rejected": rejected, **counts}
 
     def _metrics(self) -> dict[str, Any]:

@@ -17,10 +17,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from domino_jax.runtime.agreement import barrier, from_primary, primary_first
+from domino_jax.runtime.differences import differences, flatten, refuse
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError, first_line, is_full
 from domino_jax.runtime.files import is_remote
-from domino_jax.runtime.made_with import differences, flatten, refuse
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_folders import Mark, StepFolders
 

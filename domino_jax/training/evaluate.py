@@ -57,20 +57,20 @@ class Evaluation:
         begin = time.monotonic()
         with progress("evaluation", len(self.passes.answers)) as bar:
 
-            def after(judged: int) -> None:
-                bar.advance(judged)
+            def after(answers: int) -> None:
+                bar.advance(answers)
                 between()
 
-            judged = self.passes(self.models.replace(drafter_params=drafter_params), after)
-        own = [one.drafts for one in judged]
-        walks = _walks(own, self.drafts)
+            accepted = self.passes(self.models.replace(drafter_params=drafter_params), after)
+        drafts = [one.drafts for one in accepted]
+        walks = _walks(drafts, self.drafts)
         rounds = Counter(emitted for walk in walks for emitted in walk)
         figures = {"eval_tau": tau_pooled(walks), "eval_tau_per_prompt": tau_per_prompt(walks)}
         if self.models.drafter.config.has_backbone:
-            figures["eval_tau_backbone"] = tau_pooled(_walks([one.backbone for one in judged], self.drafts))
-        for drafts in WIDTHS:
-            if drafts <= self.models.drafter.config.num_drafts:
-                figures[f"eval_tau_{drafts}"] = tau_pooled(_walks(own, drafts))
+            figures["eval_tau_backbone"] = tau_pooled(_walks([one.backbone for one in accepted], self.drafts))
+        for width in WIDTHS:
+            if width <= self.models.drafter.config.num_drafts:
+                figures[f"eval_tau_{width}"] = tau_pooled(_walks(drafts, width))
         figures["eval_accept_by_position"] = accept_rates(accept_histogram(rounds, self.drafts + 1))[0]
         return figures | {"eval_seconds": time.monotonic() - begin}
 

@@ -12,7 +12,6 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows, mark_answers
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, last_answer
 from domino_jax.decoding.requests import Request
@@ -54,12 +53,17 @@ def run_preflight(
                 "Set --config.drafter.mask_token_id to a row of the embedding that no text uses."
             )
     drawn = [row for _, row in sample]
+    request = Request(0, 0, None, SamplingParams())
+    answers = [TargetAnswer("", *last_answer(row), request) for row in drawn[:SCORED_ROWS]]
+    with jax.set_mesh(mesh):
+        passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh), mesh)
+        share = passes.chosen_share(Models(loaded.model, loaded.params), "the rows", least=0.0)
     facts = {
         "mask_token_id": mask_token_id,
         "stop_ids": list(loaded.stop_ids),
         "data": {"fingerprint": fingerprint, **rows.counts()},
         "rows_searched": len(drawn),
-        "chosen_share": chosen_share(loaded, drawn[:SCORED_ROWS], mesh),
+        "chosen_share": share,
     }
     if is_primary():
         workdir.mkdir(parents=True, exist_ok=True)
@@ -82,12 +86,3 @@ def describe(facts: dict[str, Any], stop_tokens: Sequence[str]) -> list[str]:
         lines.append("warning: these answers are not its own, and a drafter trained on them is seldom accepted.")
         lines.append("Let it answer the prompts: domino_jax.regenerate or --config.data.regenerate=True.")
     return lines
-
-
-def chosen_share(loaded: LoadedTarget, rows: Sequence[TrainingRow], mesh: Mesh) -> float:
-    """The share of the tokens of the rows' last answers that the target would choose, in every process."""
-    request = Request(0, 0, None, SamplingParams())
-    answers = [TargetAnswer("", *last_answer(row), request) for row in rows]
-    with jax.set_mesh(mesh):
-        passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh), mesh)
-        return float(np.concatenate(passes.chosen(Models(loaded.model, loaded.params))).mean())

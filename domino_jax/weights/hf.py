@@ -131,8 +131,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming(folder: Path, name: str = "config.json") -> Iterator[None]:
-    """What is refused inside is reported with the path of the file or folder, and a value of the wrong kind (a list for
-    a number, …) as what it is: damaged data."""
+    """Errors that are raised inside name the path of the file. A value of the wrong kind, such as a list for a number,
+    is reported as damaged data."""
     try:
         yield
     except DataError as error:

@@ -1,7 +1,6 @@
 """From folders to models that can run: what the commands share. Nothing here knows a recipe."""
 
 import dataclasses
-import functools
 import logging
 import pathlib
 import platform
@@ -19,7 +18,6 @@ from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
 from domino_jax.weights.draft_vocab import choose_tokens, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
-from domino_jax.weights.identity import target_identity
 from domino_jax.weights.quantization import INT8
 from domino_jax.weights.target import Sharding
 
@@ -38,11 +36,6 @@ class LoadedTarget:
     params: dict
     tokenizer: Any
     stop_ids: tuple[int, ...]
-
-    @functools.cached_property
-    def identity(self) -> dict[str, Any]:
-        """target_identity of its folder."""
-        return target_identity(self.path)
 
     def stop_tokens(self) -> list[str]:
         """The stop ids with their text, as "151645 <|im_end|>"."""

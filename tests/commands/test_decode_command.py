@@ -11,7 +11,7 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import measure
 from domino_jax.evals.models import check_kind
 from domino_jax.evals.run_info import PromptSource
-from domino_jax.recipe.decoding import report_limit
+from domino_jax.recipe.prompt_rows import report_limit
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_models, load_target

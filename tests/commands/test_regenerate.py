@@ -12,7 +12,7 @@ from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
 from domino_jax.data.chat import TextCodec, encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
-from domino_jax.decoding.conversations import start_conversation
+from domino_jax.decoding.conversations import first_turn
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
@@ -60,7 +60,8 @@ def rows_file(target, shared, tmp_path):
 
 
 def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE, weights="w"):
-    files = regenerate.files_of(prompts, path, {"weights": weights}, settings, processes)
+    origin = regenerate.origin_of(prompts, {"weights": weights}, None, settings)
+    files = regenerate.files_of(prompts, path, origin, processes)
     regenerate.regenerate_rows(target, prompts, files, settings, drafter_path)
 
 
@@ -202,17 +203,15 @@ def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_
 ):
     whole = rows_file.read_bytes()
     lines = whole.splitlines(keepends=True)
-    queue = regenerate.queues(
-        [start_conversation(row, 0, TextCodec(None, False)) for row in PROMPTS], SETTINGS.batch_size
-    )
-    first, second = (one.row["id"] for one in next(queue))
+    queue = regenerate.queues([first_turn(row, 0, TextCodec(None, False)) for row in PROMPTS], SETTINGS.batch_size)
+    first, second = (one.id for one in next(queue))
     rows_file.write_bytes(b"".join(line for line in lines if json.loads(line)["id"] != second))
     answered = []
     answer = conversations.Answerer.answer
     monkeypatch.setattr(
         conversations.Answerer,
         "answer",
-        lambda self, asked, *more: answered.append([one.row["id"] for one in asked]) or answer(self, asked, *more),
+        lambda self, asked, *more: answered.append([one.id for one in asked]) or answer(self, asked, *more),
     )
     answer_all(target, PROMPTS, rows_file, SETTINGS)
     assert answered == [[first, second]] and rows_file.read_bytes() == whole
@@ -274,7 +273,7 @@ def test_rows_of_any_part_are_not_answered_again_whatever_the_number_of_processe
         patch.setattr(
             conversations.Answerer,
             "answer",
-            lambda self, queue, *more: asked.extend(one.row["id"] for one in queue) or run(self, queue, *more),
+            lambda self, queue, *more: asked.extend(one.id for one in queue) or run(self, queue, *more),
         )
         run_shares(target, path, 2)
     assert len(asked) == 2 and len(set(asked)) == 2

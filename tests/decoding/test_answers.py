@@ -86,14 +86,14 @@ def passes_of(answers) -> AnswerPasses:
 
 def test_answers_of_the_target_pass_and_those_of_another_one_or_without_their_seed_do_not(sampled):
     models, answers = sampled
-    passes_of(answers).refuse_strange(models, "rows.jsonl")
+    passes_of(answers).chosen_share(models, "rows.jsonl")
     greedy = [dataclasses.replace(one, request=Request(0, 0, None, SamplingParams())) for one in answers]
     with pytest.raises(DataError, match=r"rows.jsonl: \d+\.\d% of the answers' tokens .* in row row 0") as refused:
-        passes_of(greedy).refuse_strange(models, "rows.jsonl")
+        passes_of(greedy).chosen_share(models, "rows.jsonl")
     assert refused.value.exit_code == 3 and "seed" in str(refused.value)
     other, params = random_target(tied=True)
     with pytest.raises(DataError, match="what this target would choose"):
-        passes_of(answers).refuse_strange(models.replace(target=other, target_params=params), "rows.jsonl")
+        passes_of(answers).chosen_share(models.replace(target=other, target_params=params), "rows.jsonl")
 
 
 def test_an_evaluation_gives_tau_at_the_widths_that_the_block_has(sampled):

@@ -3,15 +3,9 @@
 import pytest
 
 from domino_jax.data.chat import TextCodec
-from domino_jax.decoding.conversations import (
-    Conversation,
-    converse,
-    find_answer,
-    output_row,
-    split_turns,
-    start_conversation,
-)
+from domino_jax.decoding.conversations import AnsweredPrompt, converse, find_answer, first_turn, output_row, split_turns
 from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
 
@@ -38,7 +32,7 @@ def test_an_earlier_answer_is_found_after_its_prompt_or_not_at_all():
 
 def test_an_earlier_answer_is_supervised_in_its_place():
     done = Generation([5, 6], [], "stop")
-    one = Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
+    one = AnsweredPrompt(Prompt("a", [1, 8, 9, 2], 0), done, [([1], [8, 9])])
     row = output_row(one, TextCodec(None, False))
     assert (row["token_ids"], row["loss_mask"]) == ([1, 8, 9, 2, 5, 6], [0, 1, 1, 0, 1, 1])
 
@@ -48,12 +42,11 @@ def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
         def fits(self, prompt):
             return len(prompt) < 20
 
-        def answer(self, conversations, between):
-            return [Generation([ord("y")], [], "stop") for _ in conversations]
+        def answer(self, prompts, between):
+            return [Generation([ord("y")], [], "stop") for _ in prompts]
 
     row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
     codec = TextCodec(BytesTokenizer(), False)
-    one = start_conversation(row, 0, codec)
-    assert converse([one], Answerer(), codec) == 1
-    assert [message["content"] for message in one.messages] == ["hi", "y"]
-    assert one.answer.token_ids == [ord("y")]
+    [one] = converse([first_turn(row, 0, codec)], Answerer(), codec)
+    assert one.tokens == 1 and one.answer.token_ids == [ord("y")]
+    assert [message["content"] for message in output_row(one, codec)["messages"]] == ["hi", "y"]

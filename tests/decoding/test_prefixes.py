@@ -8,7 +8,7 @@ import pytest
 
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.prefixes import Prefixes
-from domino_jax.decoding.queue import Queue
+from domino_jax.decoding.queue import Queue, QueuedRequest
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.decoding.test_lossless import DRAFTERS
@@ -28,7 +28,7 @@ def queue_of(made, mode: str, prompts, noise: int = 0, prefixes: Prefixes | None
     """An open queue in which these prompts wait."""
     queue = Queue(made.generator, made.models, mode, prefixes=prefixes)
     for prompt in prompts:
-        queue.add(prompt, made.request(noise))
+        queue.add(QueuedRequest(prompt, made.request(noise)))
     return queue
 
 
@@ -41,20 +41,20 @@ class Chat:
     def ask(self, prompt, noise: int = 0):
         made = self.made
         queue = queue_of(made, self.mode, [prompt], noise, self.prefixes)
-        [ticket] = queue.waiting
-        while not ticket.finish_reason:
+        [one] = queue.waiting
+        while not one.finish_reason:
             queue.admit()
             queue.advance(3)
             queue.collect()
-        self.read.append(len(prompt) - ticket.cached)
+        self.read.append(len(prompt) - one.cached)
         [alone] = made.generate([prompt], self.mode, [noise])
-        reference = made.divergences([prompt], [alone], [as_answer(ticket)], [noise])
+        reference = made.divergences([prompt], [alone], [as_answer(one)], [noise])
         assert all(entry.near_tie for entry in reference), reference
-        return ticket
+        return one
 
 
-def as_answer(ticket):
-    return Generation(ticket.token_ids, ticket.accept_lengths, ticket.finish_reason)
+def as_answer(one):
+    return Generation(one.token_ids, one.accept_lengths, one.finish_reason)
 
 
 @pytest.mark.parametrize(("drafter", "mode"), CASES)
@@ -79,8 +79,8 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
     queues[0].admit()
     while not queues[0].collect()[0].finish_reason:
         queues[0].advance(4)
-    [ticket] = queues[1].admit()
-    assert ticket.cached == 19
+    [one] = queues[1].admit()
+    assert one.cached == 19
     fresh = made.start(prompts[1:], [0])
     state = queues[1].state
     assert (state.anchors[0], state.before[0]) == (fresh.anchors[0], fresh.before[0])
@@ -99,8 +99,8 @@ def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
     assert chat.read == [40, 22, 24]
     text = [*SYSTEM, *FIRST, *first.token_ids, *SECOND, *second.token_ids, *OTHER]
     queue = queue_of(made, "draft", [text], prefixes=prefixes)
-    [ticket] = queue.admit()
-    assert ticket.cached == len(text) - 22
+    [one] = queue.admit()
+    assert one.cached == len(text) - 22
     fresh = made.start([text], [0])
     for reused, whole in zip(*(rows_read(made.models, one, 0, len(text)) for one in (queue.state, fresh)), strict=True):
         np.testing.assert_allclose(reused, whole, atol=1e-4)
@@ -150,24 +150,25 @@ def test_requests_that_come_and_go_have_the_texts_that_they_have_alone():
     requests = [made.request(Request(index, sampling=samplings[index % 4])) for index in range(9)]
     prompts = random_prompts(9, 3, 30, seed=4)
     queue = queue_of(made, "draft", [])
-    tickets, sizes = [], set()
+    queued, sizes = [], set()
     for arrivals in (1, 0, 2, 6, 0, 0):
         for _ in range(arrivals):
-            tickets.append(queue.add(prompts[len(tickets)], requests[len(tickets)]))
+            queued.append(QueuedRequest(prompts[len(queued)], requests[len(queued)]))
+            queue.add(queued[-1])
         queue.admit()
         queue.advance(1)
         queue.collect()
         sizes.add(len(queue.rows))
-    queue.drop(tickets[5])
-    queue.drop(tickets[8])
+    queue.drop(queued[5])
+    queue.drop(queued[8])
     while queue.live() or queue.waiting:
         queue.admit()
         queue.advance(2)
         queue.collect()
         sizes.add(len(queue.rows))
-    assert sizes == {1, 4} and [one.finish_reason for one in tickets].count(None) == 2
+    assert sizes == {1, 4} and [one.finish_reason for one in queued].count(None) == 2
     rest = [index for index in range(9) if index not in (5, 8)]
     prompts, requests = ([column[index] for index in rest] for column in (prompts, requests))
     reference = made.generate(prompts, "draft", requests)
-    answers = [as_answer(tickets[index]) for index in rest]
+    answers = [as_answer(queued[index]) for index in rest]
     assert all(entry.near_tie for entry in made.divergences(prompts, reference, answers, requests))

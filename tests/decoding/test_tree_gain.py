@@ -7,7 +7,7 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.generate import new_generator
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.weights.loading import load_models, load_target
 
 # Measured: chains 6.34 and 6.58, trees of 16 nodes 6.79 and 7.03, of 64 nodes 7.16 and 7.46. A near tie that another

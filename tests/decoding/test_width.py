@@ -28,7 +28,7 @@ class Simulation:
         self.machine, self.rows = machine, rows
         self.random = np.random.default_rng(0)
         self.controller = WidthController(WIDTHS)
-        self.pace, self.left = self.controller.new_pace(), ANSWER
+        self.history, self.left = self.controller.new_history(), ANSWER
         self.seconds = self.lost = 0.0
         self.programs = set()
 
@@ -36,19 +36,19 @@ class Simulation:
         """Seconds per token of `tokens` tokens of each row; of rounds those that are expected, without luck."""
         before, emitted, expected = self.seconds, 0.0, self.expected(accepted)
         while emitted < tokens:
-            choice = self.controller.choose(self.pace, self.rows)
+            choice = self.controller.choose(self.history, self.rows)
             draws = self.random.random((choice.rounds, self.rows, choice.drafts)) < accepted[: choice.drafts]
             lengths = 1 + np.cumprod(draws, axis=-1).sum(-1)
             seconds = choice.rounds * self.machine(choice.drafts) * self.random.uniform(0.97, 1.03)
             dispatch = Dispatch(choice, self.rows, seconds, timed=choice.drafts in self.programs)
-            self.lost += self.controller.observe(self.pace, dispatch, choice.rounds, lengths.ravel())
+            self.lost += self.controller.observe(self.history, dispatch, choice.rounds, lengths.ravel())
             self.programs.add(choice.drafts)
             self.seconds += seconds
             emitted += choice.rounds * expected[choice.drafts]
             self.left -= lengths.sum() / self.rows
             if self.rows == 1 and self.left <= 0:
-                self.pace, self.left = self.controller.new_pace(), ANSWER  # as in a call for each answer
-                self.pace.new_text()
+                self.history, self.left = self.controller.new_history(), ANSWER  # as in a call for each answer
+                self.history.new_text()
         return (self.seconds - before) / emitted
 
     def fixed(self, accepted: np.ndarray) -> dict[int, float]:
@@ -86,10 +86,10 @@ def test_a_text_after_one_of_plain_steps_begins_with_drafts():
     simulation.decode(EASY, 4_000)
     simulation.left = 10_000
     simulation.decode(HARD, 200)
-    assert simulation.pace.used.drafts == 0
-    simulation.pace.new_text()
-    choice = simulation.controller.choose(simulation.pace, 1)
-    assert choice.drafts and not choice.instead
+    assert simulation.history.used.drafts == 0
+    simulation.history.new_text()
+    choice = simulation.controller.choose(simulation.history, 1)
+    assert choice.drafts and not choice.baseline_seconds
 
 
 def test_what_a_narrow_width_shows_says_what_a_wide_one_would_give():
@@ -97,7 +97,7 @@ def test_what_a_narrow_width_shows_says_what_a_wide_one_would_give():
     simulation = Simulation(MACHINES["processor"], 1)
     simulation.decode(np.linspace(0.6, 0.5, 16), 3_000)
     simulation.decode(np.full(16, 0.98), 600)
-    assert simulation.controller.choose(simulation.pace, 1).drafts == 16
+    assert simulation.controller.choose(simulation.history, 1).drafts == 16
 
 
 def test_a_target_with_experts_gets_plain_steps_on_text_where_a_dense_one_gets_drafts():

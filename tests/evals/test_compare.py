@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
-from domino_jax.evals.compare import ComparedDrafter, drafter_lanes, drafter_names
+from domino_jax.evals.compare import drafter_names
+from domino_jax.evals.measure import drafter_lanes
+from domino_jax.evals.run_info import RunDrafter
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import decode_settings_of, random_models
 
@@ -18,8 +20,8 @@ def test_a_drafter_is_called_after_its_folder_and_after_more_of_the_path_where_t
 
 def test_a_drafter_without_a_head_is_measured_by_its_backbone():
     models = random_models(head="none")
-    lanes = drafter_lanes({"plain": ComparedDrafter("P", models, SETTINGS)}, ())
+    lanes = drafter_lanes({"plain": RunDrafter(models, SETTINGS, {"path": "P"})}, ())
     assert [lane.mode for lane in lanes] == ["autoregressive", "backbone"]
     headed = dataclasses.replace(SETTINGS, modes=("domino",))
     with pytest.raises(DominoError, match="P is a drafter of head none, .* none of decode.modes domino"):
-        drafter_lanes({"plain": ComparedDrafter("P", models, headed)}, ())
+        drafter_lanes({"plain": RunDrafter(models, headed, {"path": "P"})}, ())

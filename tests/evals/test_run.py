@@ -14,7 +14,7 @@ from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
-from domino_jax.recipe.decoding import read_file_rows
+from domino_jax.recipe.prompt_rows import read_file_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
 

@@ -26,7 +26,7 @@ from domino_jax.method.verify import Tree
 from domino_jax.models.moe import ROUTER, ExpertConfig
 from domino_jax.models.quantized import quantize
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.weights.draft_vocab import with_draft_vocab
 from tests.helpers.models import load_golden
 

@@ -100,7 +100,7 @@ import sys
 import jax
 from domino_jax.recipe import cli
 from domino_jax import regenerate
-regenerate.own_devices = jax.local_devices
+regenerate.process_devices = jax.local_devices
 cli.run(regenerate.main, ("config", "prompts", "output"), ("distributed",), sys.argv)
 """
 

@@ -7,9 +7,9 @@ import pytest
 from domino_jax.method import optimizer
 from domino_jax.recipe import loading, rules
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.recipe.values import shifts_labels
+from domino_jax.recipe.open_keys import shifts_labels
+from domino_jax.runtime.differences import differences
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.made_with import differences
 from domino_jax.weights.target import read_target_config
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import recipe

@@ -5,7 +5,7 @@ import pytest
 from domino_jax.decoding.settings import canonical_mode, supported_modes
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.recipe import loading, rules
-from domino_jax.recipe.values import decode_settings, modes_of
+from domino_jax.recipe.open_keys import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import LARGEST, walk
 from tests.helpers.recipes import recipe, set_value

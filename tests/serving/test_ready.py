@@ -22,7 +22,8 @@ from tests.helpers.paths import ROOT
 from tests.helpers.serving import SETTINGS, asked, get, post, wait_for
 
 pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not installed")
-from domino_jax.serving.engine import Engine, Job, Served
+from domino_jax.serving.engine import Engine
+from domino_jax.serving.requests import ServedModel, ServedRequest
 
 MODES = ("autoregressive", "draft")
 USUAL = (
@@ -69,7 +70,7 @@ def made():
 def engine(made, gate):
     """A ready engine, which has compiled what it compiles before that, and the gate is closed."""
     made.compiled.clear()
-    served = Served("small", made.models, made.generator, None, MODES, Prefixes(4, 10**9))
+    served = ServedModel("small", made.models, made.generator, None, MODES, Prefixes(4, 10**9))
     engine = Engine(lambda: contextlib.nullcontext(served))
     engine.start()
     wait_for(lambda: engine.status != "loading")
@@ -90,7 +91,7 @@ class Asking:
         self.prompt, self.mode, self.tokens = PROMPTS[number % len(PROMPTS)], mode, []
         self.request = engine.served.generator.request(Request(number, 5, tokens, sampling))
         self._updates = queues.Queue()
-        engine.submit(Job(self.prompt, self.request, mode, self._updates.put))
+        engine.submit(ServedRequest(self.prompt, self.request, mode=mode, deliver=self._updates.put))
 
     def answered(self) -> bool:
         return not self._updates.empty()
@@ -171,9 +172,9 @@ def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_l
 def test_a_request_that_waits_for_a_program_can_be_given_up(engine, gate):
     new = Asking(engine, 1, SamplingParams(), "autoregressive")
     wait_for(lambda: engine._held)
-    [job] = engine._held
-    engine.cancel(job)
-    wait_for(lambda: not engine._jobs)
+    [request] = engine._held
+    engine.cancel(request)
+    wait_for(lambda: not engine._requests)
     assert not new.answered()
 
 

@@ -26,7 +26,7 @@ def widths_of(most: int) -> tuple[int, ...]:
     return (*(width for width in WIDTHS if width < most), most)
 
 
-def judged_figures(answers: Sequence[TargetAnswer], judged: Sequence[Accepted]) -> dict[str, Any]:
+def acceptance_figures(answers: Sequence[TargetAnswer], accepted: Sequence[Accepted]) -> dict[str, Any]:
     """The figures of one drafter; JSON values only.
 
     Returns:
@@ -34,21 +34,21 @@ def judged_figures(answers: Sequence[TargetAnswer], judged: Sequence[Accepted]) 
         "rounds": with all drafts, "accept_by_position": share of these rounds that keep the draft,
         "calibration": of `calibration`, "tasks": {task: {"answers", "tau"}}}
     """
-    most = judged[0].log_q.shape[1]
-    drafts = [one.drafts for one in judged]
+    most = accepted[0].log_q.shape[1]
+    drafts = [one.drafts for one in accepted]
     rounds = {width: count_rounds(drafts, width) for width in widths_of(most)}
     emitted = np.array([len(one) for one in drafts])
     lengths = Counter(length for one in drafts for length in accept_lengths(one, most))
     backbone = None
-    if judged[0].backbone is not None:
-        backbone = tau(emitted, count_rounds([one.backbone for one in judged], most))
+    if accepted[0].backbone is not None:
+        backbone = tau(emitted, count_rounds([one.backbone for one in accepted], most))
     return {
         "tau": {str(width): tau(emitted, counts) for width, counts in rounds.items()},
         "intervals": {str(width): interval(pooled, emitted, counts) for width, counts in rounds.items()},
         "tau_backbone": backbone,
         "rounds": int(rounds[most].sum()),
         "accept_by_position": accept_rates(accept_histogram(lengths, most + 1))[0],
-        "calibration": calibration(judged),
+        "calibration": calibration(accepted),
         "tasks": _by_task(answers, emitted, rounds),
     }
 
@@ -73,7 +73,7 @@ def tau(emitted: np.ndarray, rounds: np.ndarray) -> float | None:
     return float(pooled(emitted, rounds)) if rounds.sum() else None
 
 
-def pairs(judged: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
+def pairs(accepted: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
     """For each two drafters, by the drafts of a round that both have: τ of the first minus τ of the second.
 
     Returns:
@@ -81,10 +81,10 @@ def pairs(judged: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
         other answers of this kind would hardly turn the difference round.
     """
     table = []
-    for first, second in itertools.combinations(judged, 2):
-        drafts = [[one.drafts for one in judged[name]] for name in (first, second)]
+    for first, second in itertools.combinations(accepted, 2):
+        drafts = [[one.drafts for one in accepted[name]] for name in (first, second)]
         emitted = np.array([len(one) for one in drafts[0]])
-        shared = [set(widths_of(judged[name][0].log_q.shape[1])) for name in (first, second)]
+        shared = [set(widths_of(accepted[name][0].log_q.shape[1])) for name in (first, second)]
         by_width = {}
         for width in sorted(shared[0] & shared[1]):
             rounds = [count_rounds(one, width) for one in drafts]
@@ -98,7 +98,7 @@ def _difference(emitted: np.ndarray, first: np.ndarray, second: np.ndarray, axis
     return pooled(emitted, first, axis) - pooled(emitted, second, axis)
 
 
-def calibration(judged: Sequence[Accepted]) -> list[dict[str, Any]]:
+def calibration(accepted: Sequence[Accepted]) -> list[dict[str, Any]]:
     """How far a drafter's probabilities can be trusted: drafts in bins of the probability that it gives to all drafts
     of their round up to them, the mean of these beside the share that was accepted.
 
@@ -107,13 +107,13 @@ def calibration(judged: Sequence[Accepted]) -> list[dict[str, Any]]:
     Returns:
         [{"predicted", "accepted", "drafts"}] of the bins with drafts, by rising probability.
     """
-    predicted, accepted = [], []
-    for one in judged:
+    predicted, kept = [], []
+    for one in accepted:
         count, most = one.log_q.shape
         inside = np.arange(count)[:, None] + np.arange(most) < count
         predicted.append(np.exp(np.cumsum(one.log_q, axis=1, dtype=np.float64))[inside])
-        accepted.append((one.drafts[:, None] > np.arange(most))[inside])
-    probabilities, right = np.concatenate(predicted), np.concatenate(accepted)
+        kept.append((one.drafts[:, None] > np.arange(most))[inside])
+    probabilities, right = np.concatenate(predicted), np.concatenate(kept)
     bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
     table = []
     for index in np.unique(bins):

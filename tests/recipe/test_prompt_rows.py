@@ -1,13 +1,14 @@
-"""recipe/decoding.py: settings of a recipe are lowered to what a drafter's block gives, those of flags refused."""
+"""Settings are lowered to what a drafter's block gives, set keys are known, and rows of prompts are grouped."""
 
 import dataclasses
 import json
 
 import pytest
 
+from domino_jax.evals.models import lower_to_drafter
 from domino_jax.method.settings import TreeSettings
 from domino_jax.recipe import cli
-from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows
+from domino_jax.recipe.prompt_rows import read_file_rows
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import decode_settings_of, random_models
 from tests.helpers.paths import ROOT
@@ -20,7 +21,7 @@ SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, tree=TREE)
 
 def test_values_are_lowered_to_the_drafters_with_a_note_each():
     notes = []
-    settings = fit_to_drafter(SETTINGS, DRAFTER, notes.append)
+    settings = lower_to_drafter(SETTINGS, DRAFTER, notes.append)
     assert (settings.drafting.num_drafts, settings.drafting.tree.depth, settings.drafting.tree.nodes) == (5, 5, 21)
     block = "this drafter's block of 5 gives at most 5 drafts: lowered to 5."
     assert notes == [
@@ -34,13 +35,13 @@ def test_values_are_lowered_to_the_drafters_with_a_note_each():
 def test_values_that_fit_stay_as_they_are():
     tree = dataclasses.replace(TREE, nodes=8, depth=0)
     fitting = SETTINGS.change(num_drafts=None, tree=tree)
-    assert fit_to_drafter(fitting, DRAFTER, pytest.fail) == fitting
+    assert lower_to_drafter(fitting, DRAFTER, pytest.fail) == fitting
 
 
 def test_a_forced_acceptance_length_is_refused_by_the_lowered_width():
     simulated = dataclasses.replace(SETTINGS, simulate_tau=7.0)
     with pytest.raises(DominoError, match="simulate_tau is 7, but a round of 5 drafts emits 6 tokens at most"):
-        fit_to_drafter(simulated, DRAFTER)
+        lower_to_drafter(simulated, DRAFTER)
 
 
 def test_flags_know_which_values_of_the_recipe_they_set():

@@ -5,13 +5,13 @@ import pytest
 
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.decoding.requests import Request
+from domino_jax.evals.acceptance_figures import acceptance_figures, calibration, pairs, speedups, widths_of
 from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.evals.evaluation import build_evaluation, sections, tau_rows
-from domino_jax.evals.judged import calibration, judged_figures, pairs, speedups, widths_of
 from domino_jax.method.exact import Accepted
 
 
-def judged(drafts, log_q=None, backbone=None) -> Accepted:
+def accepted_of(drafts, log_q=None, backbone=None) -> Accepted:
     drafts = np.array(drafts)
     log_q = np.full((len(drafts), 4), np.log(0.5)) if log_q is None else np.array(log_q)
     return Accepted(drafts, backbone if backbone is None else np.array(backbone), log_q)
@@ -26,12 +26,12 @@ def answers(*tokens: int, tasks=(None, None)) -> list[TargetAnswer]:
 
 # Two answers of 7 and 4 tokens. With four drafts the first one's rounds emit 3, 1, 2 and the second's 3.
 TEXTS = answers(7, 4, tasks=("add", "sort"))
-FIRST = [judged([2, 0, 0, 0, 1, 0], backbone=[0] * 6), judged([2, 1, 0], backbone=[0] * 3)]
-SECOND = [judged([0] * 6), judged([0] * 3)]
+FIRST = [accepted_of([2, 0, 0, 0, 1, 0], backbone=[0] * 6), accepted_of([2, 1, 0], backbone=[0] * 3)]
+SECOND = [accepted_of([0] * 6), accepted_of([0] * 3)]
 
 
 def test_tau_is_the_tokens_after_the_first_ones_by_the_rounds_of_a_walk_at_every_width():
-    figures = judged_figures(TEXTS, FIRST)
+    figures = acceptance_figures(TEXTS, FIRST)
     assert figures["tau"] == {"1": 9 / 6, "2": 9 / 4, "4": 9 / 4}
     assert figures["rounds"] == 4 and figures["tau_backbone"] == 1.0
     assert figures["accept_by_position"] == [3 / 4, 2 / 4, 0, 0]
@@ -41,10 +41,10 @@ def test_tau_is_the_tokens_after_the_first_ones_by_the_rounds_of_a_walk_at_every
 
 def test_answers_of_one_token_have_no_round_and_change_no_figure():
     texts = [*answers(7, 1, tasks=("add", "none")), *answers(4, 1)]
-    short = judged([], np.zeros((0, 4)), [])
-    figures = judged_figures(texts, [FIRST[0], short, FIRST[1], short])
+    short = accepted_of([], np.zeros((0, 4)), [])
+    figures = acceptance_figures(texts, [FIRST[0], short, FIRST[1], short])
     assert figures["tasks"]["none"]["tau"] == {"1": None, "2": None, "4": None}
-    assert figures["tau"] == judged_figures(TEXTS, FIRST)["tau"]
+    assert figures["tau"] == acceptance_figures(TEXTS, FIRST)["tau"]
     assert all(1 <= low <= high for low, high in figures["intervals"].values())
 
 
@@ -69,7 +69,7 @@ def test_differences_are_paired_by_answer():
 
 def test_a_calibration_compares_the_probability_of_all_drafts_so_far_with_what_was_accepted():
     log_q = np.log([[0.95, 0.1], [0.95, 0.5], [0.5, 0.5]])
-    one = judged([1, 2, 0], log_q)
+    one = accepted_of([1, 2, 0], log_q)
     low, below_half, half, high = calibration([one])
     # Only the first draft of the last place is inside the answer.
     assert high == {"predicted": pytest.approx(0.95), "accepted": 1.0, "drafts": 2}

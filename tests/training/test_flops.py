@@ -1,9 +1,9 @@
-"""estimates.py: products of a jaxpr, loops by their length."""
+"""flops.py: products of a jaxpr, loops by their length."""
 
 import jax
 import jax.numpy as jnp
 
-from domino_jax.training.estimates import product_flops
+from domino_jax.training.flops import product_flops
 
 
 def test_products_in_loops_count_as_often_as_they_run():

@@ -1,0 +1,80 @@
+"""Which prompts a recipe and its flags name, and their rows."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from domino_jax.data.chat import TextCodec
+from domino_jax.data.prompts import digest_rows, read_lines, read_prompts
+from domino_jax.data.tasks import read_tasks
+from domino_jax.decoding.api import prompt_row
+from domino_jax.decoding.requests import request_of
+from domino_jax.evals.run_info import PromptSource
+from domino_jax.recipe import cli
+from domino_jax.runtime.distributed import say
+from domino_jax.runtime.errors import DominoError
+from domino_jax.weights.random_weights import made_up_prompts
+from domino_jax.weights.target import read_target_config
+
+MADE_UP = "made up"  # as the source of prompts
+
+
+def prompt_source(flags: cli.Flags) -> PromptSource:
+    """Where the prompts come from: --prompt, --prompts, the recipe's tasks or prompts, or none (made up)."""
+    decode = flags.config.decode
+    tasks = tuple(decode.tasks)
+    source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or flags.config.eval.prompts
+    if not source and decode.simulate_tau:
+        source = MADE_UP
+    if not source:
+        raise DominoError(
+            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.eval.prompts or"
+            " config.decode.tasks."
+        )
+    return PromptSource(source, flags.prompt, None if tasks else decode.num_prompts, tasks)
+
+
+def read_rows(source: PromptSource, config, tokenizer: Any) -> tuple[list[dict[str, Any]], PromptSource]:
+    """The prompt rows of a source, and the source with their digest; tokenizer: the target's."""
+    if source.tasks:
+        rows = read_tasks(source.tasks)
+    elif source.text:
+        rows = [{"id": "prompt", **prompt_row(source.text, tokenizer)}]
+    elif source.source == MADE_UP:
+        rows = made_up_prompts(source.limit or 1, read_target_config(config.target.path).vocab_size)
+    else:
+        check = functools.partial(check_row, TextCodec(tokenizer, config.decode.thinking))
+        rows = read_file_rows(source.source, source.limit, config.data.skip_bad_rows, check)
+    return rows, dataclasses.replace(source, sha256=digest_rows(rows))
+
+
+def report_limit(source: PromptSource, rows: int) -> None:
+    """Prints how many prompts of a file are decoded where decode.num_prompts leaves some out."""
+    if source.limit == rows and source.source not in (MADE_UP, "--prompt"):
+        total = sum(1 for _ in read_lines(source.source))
+        if total > rows:
+            say(f"{source.source}: {rows} of {total} prompts (config.decode.num_prompts; 0 decodes all)")
+
+
+def check_row(codec: TextCodec, row: dict[str, Any]) -> None:
+    """Refuses a prompt row that cannot be encoded or whose sampling values are out of range."""
+    codec.encode(row)
+    request_of(row, 0)
+
+
+def read_file_rows(
+    path: str, limit: int, skip_bad: bool = False, check: Callable[[dict], Any] | None = None
+) -> list[dict[str, Any]]:
+    """Rows of a prompts file, the rows of one task together, in the order in which tasks appear; limit 0: all.
+
+    A "task" that is a text names the row's task, by which the report is divided. "next_turns" is dropped.
+
+    skip_bad, check: of `read_prompts`.
+    """
+    rows = []
+    for row in read_prompts(path, limit or None, skip_bad, check):
+        dropped = ("next_turns",) if isinstance(row.get("task"), str) else ("next_turns", "task")
+        rows.append({key: value for key, value in row.items() if key not in dropped})
+    order = {task: place for place, task in enumerate(dict.fromkeys(row.get("task") for row in rows))}
+    return sorted(rows, key=lambda row: order[row.get("task")])

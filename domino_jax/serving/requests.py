@@ -1,0 +1,77 @@
+"""What the server's threads exchange: a request, the parts of its answer, a refusal, and what is served."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.queue import QueuedRequest
+from domino_jax.method.pair import Models
+
+
+class Refusal(Exception):
+    """An answer in OpenAI's error form."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """What a server decodes with. modes: those of requests, the last one is that of requests that name none."""
+
+    name: str
+    models: Models
+    generator: Generator
+    tokenizer: Any
+    modes: tuple[str, ...]
+    prefixes: Prefixes
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerPart:
+    """What one dispatch added to an answer, the fields of Piece among others.
+
+    drafted, cached, rejected: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
+    at: when it was read (time.perf_counter).
+    """
+
+    token_ids: list[int]
+    accept_lengths: list[int]
+    finish_reason: str | None
+    drafted: int = 0
+    cached: int = 0
+    rejected: Sequence[int] = ()
+    seconds: float = 0.0
+    refusal: Refusal | None = None
+    at: float = dataclasses.field(default_factory=time.perf_counter)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class ServedRequest(QueuedRequest):
+    """A request with the function that takes the parts of its answer, which the engine's thread calls.
+
+    shows_drafts: parts state the drafts that a round rejected: each round is then a dispatch.
+    queued: it has been given to a queue.
+    """
+
+    mode: str
+    deliver: Callable[[AnswerPart], None]
+    shows_drafts: bool = False
+    arrived: float = dataclasses.field(default_factory=time.perf_counter)
+    queued: bool = False
+    delivered_tokens: int = 0
+    delivered_rounds: int = 0
+
+    def next_part(self, seconds: float) -> AnswerPart | None:
+        """What was not delivered yet; None where that is nothing: an admission also reads the rows of others."""
+        tokens, rounds = self.token_ids[self.delivered_tokens :], self.accept_lengths[self.delivered_rounds :]
+        if not (tokens or self.finish_reason):
+            return None
+        self.delivered_tokens, self.delivered_rounds = len(self.token_ids), len(self.accept_lengths)
+        return AnswerPart(tokens, rounds, self.finish_reason, self.drafted, self.cached, self.rejected, seconds)
