@@ -35,9 +35,10 @@ def test_a_folder_gives_the_logits_of_transformers(form):
     config, params = load_target(FOLDERS / form, "float32")
     run = jax.jit(lambda tokens: Qwen3(config).apply({"params": params}, tokens)["logits"])
     np.testing.assert_allclose(run(golden["input_ids"].astype(np.int32)), golden[form], rtol=0, atol=1e-4)
-    assert is_quantized(params["layers_0"]["mlp"]["experts"]["up_proj"]["kernel"]) if form == "fp8" else True
+    if form == "fp8":
+        assert is_quantized(params["layers_0"]["mlp"]["experts"]["up_proj"]["kernel"])
     sparse = ["experts" in params[f"layers_{index}"]["mlp"] for index in range(config.num_hidden_layers)]
-    assert sparse == ([False, True, False, False] if form == "some_layers" else [True] * len(sparse))
+    assert sparse == {"every_layer": [True] * 2, "some_layers": [False, True, False, False], "fp8": [True, False]}[form]
 
 
 def test_what_is_written_is_what_was_read():
