@@ -110,9 +110,7 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
     if missing:
         raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
     for name in shapes:
-        value, limit = raw[name], LIMITS[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-            raise DataError(f"config.json has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
+        check_size(name, raw[name], LIMITS[name])
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
         raise DataError(
             f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
@@ -125,6 +123,11 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
         "rope_theta": read_rope_theta(raw),
         "attention_bias": read_switch(raw, "attention_bias"),
     }
+
+
+def check_size(name: str, value: Any, limit: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+        raise DataError(f"config.json has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
 
 
 def _in_range(name: str, value: Any) -> float:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from domino_jax.models import gpu_experts, quantized, sharding
+from domino_jax.models.decoder_config import check_size, read_switch
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, multiply
 from domino_jax.runtime.errors import DataError, quote
 
@@ -65,50 +66,37 @@ def read_expert_config(raw: Mapping[str, Any]) -> ExpertConfig:
     if missing := [name for name, value in sizes.items() if value is None]:
         raise DataError(f"config.json says qwen3_moe but lacks {', '.join(missing)}; these are never guessed.")
     for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LIMIT:
-            raise DataError(f"config.json has {name} = {quote(value)}; expected an integer from 1 to {LIMIT}.")
-    if sizes["num_experts_per_tok"] > sizes["num_experts"]:
-        raise DataError(
-            f"config.json has num_experts_per_tok {sizes['num_experts_per_tok']}, more than its {sizes['num_experts']}"
-            " experts."
-        )
-    dense, normed = raw.get("mlp_only_layers") or [], raw.get("norm_topk_prob")
+        check_size(name, value, LIMIT)
+    check_size("num_experts_per_tok", sizes["num_experts_per_tok"], sizes["num_experts"])
+    dense = raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
         raise DataError(f"config.json has mlp_only_layers = {quote(dense)}; expected a list of layers.")
-    if not isinstance(normed, bool | None):
-        raise DataError(f"config.json has norm_topk_prob = {quote(normed)}; expected true or false.")
-    return ExpertConfig(**sizes, norm_topk_prob=bool(normed), mlp_only_layers=tuple(dense))
+    return ExpertConfig(**sizes, norm_topk_prob=read_switch(raw, "norm_topk_prob"), mlp_only_layers=tuple(dense))
 
 
 class ExpertMatrices(nn.Module):
-    """The matrices of one kind of all experts, [E, inputs, outputs], stored input-first as those of Linear."""
+    """The matrices of one kind of all experts, [E, inputs, outputs], in `dtype` unless they are in eight bits."""
 
     shape: tuple[int, int, int]
+    dtype: Any
 
     @nn.compact
     def __call__(self) -> Matrix:
-        return self.param("kernel", nn.initializers.normal(INIT_STD), self.shape, jnp.float32)
+        kernel = self.param("kernel", nn.initializers.normal(INIT_STD), self.shape, jnp.float32)
+        return kernel if quantized.is_quantized(kernel) else kernel.astype(self.dtype)
 
 
 class Experts(nn.Module):
-    """The matrices of all experts, by name and in `dtype` unless they are in eight bits."""
-
     config: ExpertConfig
     width: int
     dtype: Any
 
-    def setup(self):
-        count, hidden = self.config.num_experts, self.config.moe_intermediate_size
-        self.gate_proj = ExpertMatrices((count, self.width, hidden))
-        self.up_proj = ExpertMatrices((count, self.width, hidden))
-        self.down_proj = ExpertMatrices((count, hidden, self.width))
-
+    @nn.compact
     def __call__(self) -> Matrices:
-        matrices = {"gate_proj": self.gate_proj(), "up_proj": self.up_proj(), "down_proj": self.down_proj()}
-        return {
-            name: matrix if quantized.is_quantized(matrix) else matrix.astype(self.dtype)
-            for name, matrix in matrices.items()
-        }
+        count, hidden = self.config.num_experts, self.config.moe_intermediate_size
+        inward, outward = (count, self.width, hidden), (count, hidden, self.width)
+        shapes = {"gate_proj": inward, "up_proj": inward, "down_proj": outward}
+        return {name: ExpertMatrices(shape, self.dtype, name=name)() for name, shape in shapes.items()}
 
 
 class SparseFeedForward(nn.Module):

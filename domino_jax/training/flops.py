@@ -43,6 +43,8 @@ def product_flops(jaxpr: Any) -> float:
         if equation.primitive.name == "ragged_dot_general":  # rows, each by the matrix of its group
             total += 2.0 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        if equation.primitive.name == "shard_map":  # whose shapes are those of one device
+            times = equation.params["mesh"].size
         inner = [product_flops(inner) for inner in _inner(equation.params)]
         if equation.primitive.name == "cond":
             inner = inner[-1:] if "branches_platforms" in equation.params else [max(inner)]

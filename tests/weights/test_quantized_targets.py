@@ -59,9 +59,9 @@ def test_a_public_folder_gives_the_logits_of_transformers_with_its_dequantized_w
     assert is_quantized(params["lm_head"]["kernel"]) == (form == "int_quantized")
 
 
-@pytest.mark.parametrize("form", ["fp8", "int_quantized"])
+@pytest.mark.parametrize("form", ["quantized/fp8", "quantized/int_quantized", "moe/fp8"])
 def test_every_mode_gives_the_text_of_a_quantized_folder(form):
-    config, params = load_target(FOLDERS / form, "float32")
+    config, params = load_target(GOLDEN / form, "float32")
     target = Qwen3(config)
     models = Models(target, params, *random_drafter(target, layer_types=("full_attention",)))
     made = make_generator(models, batch_size=2)

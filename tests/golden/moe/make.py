@@ -31,7 +31,7 @@ FOLDERS = {
     "some_layers": SMALL
     | {"num_hidden_layers": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}
     | {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
-    "fp8": WIDE | {"num_hidden_layers": 1, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "fp8": WIDE | {"num_hidden_layers": 2, "num_experts_per_tok": 2, "norm_topk_prob": True, "mlp_only_layers": [1]},
 }
 
 
@@ -58,7 +58,7 @@ def in_tiles(folder: pathlib.Path) -> None:
         tensors[f"{name}_scale_inv"] = scale
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     raw = json.loads((folder / "config.json").read_text())
-    routers = [f"model.layers.{layer}.mlp.gate" for layer in range(raw["num_hidden_layers"])]
+    routers = [name.removesuffix(".weight") for name in tensors if name.endswith(".mlp.gate.weight")]
     raw["quantization_config"] = {
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
