@@ -73,6 +73,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     draft_window: int = 0
     draft_sink: int = 0
 
+    pure_draft_prefix_len = 0  # drafts at the start of a block that the head leaves as they are; a field of Domino's
     head, title, known_by = "none", "DFlash", ("DFlash", "Domino", "DSpark")
     tensor_names = {"backbone.": ""}
     reads = (*BLOCKS, "dpace_alpha")
