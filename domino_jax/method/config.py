@@ -57,7 +57,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     block_size: int = field(place=TOP, least=2, most=LARGEST_BLOCK)
     mask_token_id: int = field()
     target_layer_ids: tuple[int, ...] = field()
-    # Whether slot k predicts the token after its own; speculators and vLLM spell it the other way.
+    # Whether slot k predicts the token after its own; speculators and vLLM call it sample_from_anchor.
     shift_label: bool = field(False, also="sample_from_anchor", place=BY_HEAD)
     # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
     is_causal: bool | None = field(None, also="causal", place=TOP, quiet=True)  # vLLM reads dflash_config.causal
@@ -73,6 +73,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     draft_window: int = 0
     draft_sink: int = 0
 
+    pure_draft_prefix_len = 0  # drafts at the start of a block that the head leaves as they are; a field of Domino's
     head, title, known_by = "none", "DFlash", ("DFlash", "Domino", "DSpark")
     tensor_names = {"backbone.": ""}
     reads = (*BLOCKS, "dpace_alpha")
@@ -101,11 +102,9 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        stated, projector = (
-            str(raw.get("architectures")),
-            read_key(raw, section(raw, "dflash_config"), "projector_type"),
-        )
+        projector = read_key(raw, section(raw, "dflash_config"), "projector_type")
         keys = ("dflash_config", "target_layer_ids", "speculators_model_type")  # of all drafters with a backbone
+        stated = str(raw.get("architectures"))
         named = any(name in stated for name in cls.known_by) or projector in cls.known_by
         return named or (cls is DrafterConfig and any(map(raw.get, keys)))
 

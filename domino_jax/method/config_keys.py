@@ -108,10 +108,10 @@ def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
-    value = value.lower() if isinstance(value, str) else value  # as public readers do
-    if value not in choices:
+    stated = value.lower() if isinstance(value, str) else value  # as public readers do
+    if stated not in choices:
         raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected one of {', '.join(choices)}.")
-    return value
+    return stated
 
 
 def number(name: str, value: Any) -> float:

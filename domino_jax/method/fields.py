@@ -62,7 +62,7 @@ def field(default: Any = dataclasses.MISSING, *, recipe: Any = None, **choices: 
     Args:
         default: what a file without the key means; without a default a file must have it.
         recipe: the default of the recipe's key; None: the recipe has none.
-        choices: attributes of Field, and limits of the value as in Key.
+        choices: attributes of Field, and limits of the value as in Key. A text needs Key's `choices`.
     """
     limits = {name: choices.pop(name) for name in tuple(choices) if not hasattr(Field, name)}
     return dataclasses.field(
@@ -119,7 +119,7 @@ def _read(entry: Field, raw: dict[str, Any], nested: dict[str, Any]) -> Any:
     if kind is bool:
         return read_switch(raw, nested, name, entry.also)
     value = read_key(raw, nested, name)
-    if value is None or value == 0 and entry.default is None:  # servers read a cap of 0 as none
+    if value is None or (kind is float and entry.default is None and value == 0):  # servers read a cap of 0 as none
         return None
     if get_origin(kind) is tuple:
         return tuple(integer(name, part) for part in read_list(name, value))

@@ -72,7 +72,6 @@ class HeadConfig:
     extra_slots = 0
     passes = 0  # over a block, in which the head drafts; 0: it drafts slot after slot
     only_candidates = 0  # how many candidates of a slot it scores, others having no probability; 0: any number
-    pure_draft_prefix_len = 0  # drafts at the start of a block that the head leaves as they are
 
     # ------------------------------------------------------------------------------------------- training and recipe
 
