@@ -20,7 +20,6 @@ the throughput at several batch sizes, and config.decode.compare several drafter
 
 import contextlib
 import dataclasses
-import functools
 import io
 import sys
 from collections.abc import Mapping
@@ -39,14 +38,14 @@ from domino_jax.decoding.settings import DRAFT, DecodeSettings, default_modes
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.compare import COMPARISON, console_comparison, drafter_names, write_comparison
 from domino_jax.evals.measure import decode_prompts
-from domino_jax.evals.models import Loader, decode_mesh, lower_to_drafter, needs_drafter
+from domino_jax.evals.models import Loader, lower_to_drafter, needs_drafter
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import refuse_other_run
 from domino_jax.evals.run_info import PromptSource, RunDrafter, RunInfo
 from domino_jax.forecast import rounds as forecast_rounds
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.decode_flags import check_flags
 from domino_jax.recipe.open_keys import decode_settings, width_of
 from domino_jax.recipe.prompt_rows import prompt_source, read_rows, report_limit
@@ -70,19 +69,16 @@ def main(flags: cli.Flags) -> None:
     check_flags(flags)
     keep_compiled()
 
-    # 2. The devices.
-    shape = config.decode.mesh
-    if (shape.data, shape.tensor) != (1, 1):
+    # 2. The processes, where they share a mesh.
+    if (config.decode.mesh.data, config.decode.mesh.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
-    mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
 
-    # 3. The settings.
+    # 3. The settings, and the devices.
     path = None if config.decode.compare else config.drafter.path
     settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
     use_exact_matmuls(settings.dtype)
-    made_up = functools.partial(drafter_config_of, config)
-    loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):
+    loader = loader_of(flags, settings)
+    with loader.on_mesh(), memory_refused(settings):
         if not flags.output:
             at_terminal(flags, loader)
             return

@@ -13,15 +13,12 @@ OUTPUT has evaluation.json, evaluation.html and plots/; another call replaces th
 has the speed-up of each number of drafts.
 """
 
-import contextlib
-import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from etils import epath
 
 from domino_jax import regenerate
@@ -32,7 +29,7 @@ from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
-from domino_jax.evals.models import Loader, check_kind, decode_mesh, lower_to_drafter
+from domino_jax.evals.models import check_kind, lower_to_drafter
 from domino_jax.evals.predicted import decoded_answers
 from domino_jax.evals.prompts import prepare_prompts
 from domino_jax.evals.report import read_report, refuse_file
@@ -42,7 +39,7 @@ from domino_jax.evals.run_info import PromptSource
 from domino_jax.method.exact import Accepted
 from domino_jax.method.pair import Models
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.recipe.prompt_rows import read_file_rows, read_rows
 from domino_jax.runtime import distributed
@@ -76,24 +73,21 @@ def main(flags: cli.Flags) -> None:
     given_seconds = read_seconds(flags.round_seconds)
     keep_compiled()
 
-    # 2. The devices.
-    shape = config.decode.mesh
-    if (shape.data, shape.tensor) != (1, 1):
+    # 2. The processes, where they share a mesh.
+    if (config.decode.mesh.data, config.decode.mesh.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
-    mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
 
-    # 3. The answers, made by the target where none are given.
+    # 3. The devices, and the answers, made by the target where none are given.
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
     real = {"simulate_tau": 0.0, "parity": "near_tie", "concurrency": (), "ignore_eos": False}
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
     use_exact_matmuls(settings.dtype)
+    loader = loader_of(flags, settings)
     identity = target_identity(config.target.path)
     source = flags.answers or str(make_answers(config, settings, identity, output / ANSWERS))
 
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+    with loader.on_mesh():
         # 4. Target and answers.
-        made_up = functools.partial(drafter_config_of, config)
-        loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
         loaded = loader.target()
         limit = config.decode.num_prompts or None
         answers = read_any_answers(source, config, loaded, limit)
@@ -101,7 +95,7 @@ def main(flags: cli.Flags) -> None:
             say(f"the first {limit} answers (decode.num_prompts; 0 takes all)")
         target = Models(loaded.model, loaded.params)
         check_answers(answers, target, source)
-        passes = AnswerPasses(answers, settings.drafting, settings.batch_size, mesh)
+        passes = AnswerPasses(answers, settings.drafting, settings.batch_size)
         refuse_differences({"the answers": passes.digest})
         chosen = passes.chosen_share(target, source)
 
@@ -109,7 +103,8 @@ def main(flags: cli.Flags) -> None:
         accepted, drafters, seconds = {}, {}, {}
         for path in paths:
             models = loader.models(loaded, path, (DRAFT,))
-            accepted[path], drafters[path] = judge(models, settings, answers, mesh, source), drafter_facts(models, path)
+            accepted[path] = judge(models, settings, answers, source)
+            drafters[path] = drafter_facts(models, path)
             if given_seconds:
                 seconds[path] = given_seconds
             elif flags.round_seconds:
@@ -199,14 +194,12 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnsw
 # ------------------------------------------------------------------------------------------------------ drafters
 
 
-def judge(
-    models: Models, settings: DecodeSettings, answers: Sequence[TargetAnswer], mesh: Any, source: str
-) -> list[Accepted]:
+def judge(models: Models, settings: DecodeSettings, answers: Sequence[TargetAnswer], source: str) -> list[Accepted]:
     """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
     check_answers(answers, models, source)
     config = models.drafter.config
     drafting = lower_to_drafter(settings, config).drafting_of(DRAFT, config)
-    return AnswerPasses(answers, drafting, settings.batch_size, mesh)(models)
+    return AnswerPasses(answers, drafting, settings.batch_size)(models)
 
 
 def drafter_facts(models: Models, path: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ devices, which split the target's weights.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -80,7 +79,7 @@ def answer_rows(
 ) -> None:
     """`answer_prompts` for rows that were read, into the files of files_of."""
     if files.processes.count > 1:
-        refuse_differences({"what the answers are made with": json.dumps(files.made_with)})
+        refuse_differences({"what the answers are made with": files.made_with})
     if files.is_finished():
         say(f"{files.output} holds all {len(rows)} answers already.")
         return

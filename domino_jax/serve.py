@@ -23,14 +23,12 @@ import socket
 import sys
 from collections.abc import Iterator
 
-import jax
-
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.settings import BASELINE, DecodeSettings
-from domino_jax.evals.models import Loader, decode_mesh, lower_to_drafter
+from domino_jax.evals.models import lower_to_drafter
 from domino_jax.recipe import cli, rules
-from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.open_keys import decode_settings, width_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.drafter import stored_head
@@ -109,12 +107,8 @@ def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
     """The models of the recipe, on its mesh, as the engine serves them."""
     from domino_jax.serving.requests import ServedModel
 
-    config = flags.config
-    shape = config.decode.mesh
-    mesh = decode_mesh(shape.data, shape.tensor, settings.batch_size, "serve.batch_size")
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-        made_up = functools.partial(drafter_config_of, config)
-        loader = Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
+    config, loader = flags.config, loader_of(flags, settings, "serve.batch_size")
+    with loader.on_mesh():
         target = loader.target()
         models = loader.models(target, config.drafter.path, settings.modes)
         if models.drafter:

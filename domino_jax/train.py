@@ -87,8 +87,8 @@ def main(flags: cli.Flags) -> int | None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_run(workdir))
         identity = target_identity(target.path)
-        same = {"the recipe": json.dumps(recipe), "the target": json.dumps(identity)}
-        refuse_differences({**same, "the code": environment.code_digest()})
+        same = {"the recipe": recipe, "the target": identity, "the code": environment.code_digest()}
+        refuse_differences(same)
         use_exact_matmuls(target.dtype)
         keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -108,7 +108,7 @@ def main(flags: cli.Flags) -> int | None:
         # 4. The drafter, its evaluation and its training step.
         drafter_config = final_drafter_config(config, loaded, batches, workdir)
         drafter = builders.drafter_of(drafter_config, config)
-        evaluate = builders.evaluation_of(config, loaded, drafter, answers, mesh) if answers else None
+        evaluate = builders.evaluation_of(config, loaded, drafter, answers) if answers else None
         warn_of_shared_prompts(config, batches, [answer.prompt for answer in answers], loaded, drafter)
         optimizer = builders.optimizer_of(train)
         make_state, shapes = builders.state_maker(train, drafter, optimizer, mesh)

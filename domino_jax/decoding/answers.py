@@ -123,8 +123,8 @@ class AnswerPasses:
 
     Args:
         settings: of a chain.
-        rows: of a pass, at most; on a mesh rounded up to a multiple of data × fsdp.
-        mesh: on which the models are, None for one device; all processes then make the same calls.
+        rows: of a pass, at most; within jax.set_mesh rounded up to a multiple of data × fsdp. All processes of a mesh
+            make the same calls.
     """
 
     def __init__(
@@ -132,10 +132,11 @@ class AnswerPasses:
         answers: Sequence[TargetAnswer],
         settings: DraftSettings,
         rows: int,
-        mesh: jax.sharding.Mesh | None = None,
         slice_blocks: int = BLOCKS,
     ):
-        self.answers, self.settings, self.mesh = answers, settings, mesh
+        self.answers, self.settings = answers, settings
+        mesh = jax.sharding.get_mesh()
+        self.mesh = None if mesh.empty else mesh
         self.kind = SamplingKind.of([answer.request.sampling for answer in answers])
         lengths = np.array([answer.length for answer in answers])
         self.length = -(-lengths.max() // LENGTHS) * LENGTHS
@@ -145,7 +146,7 @@ class AnswerPasses:
         # Rows with similar numbers of places together: slices in which no row has one are not computed.
         self.packs = [packs[number] for number in np.argsort(places)[::-1]]
         self.places = -(-max(places) // slice_blocks) * slice_blocks
-        parts, everywhere = (sharding.row_shards(mesh), sharding.replicated(mesh)) if mesh else (1, None)
+        parts, everywhere = (1, None) if mesh.empty else (sharding.row_shards(mesh), sharding.replicated(mesh))
         self.rows = -(-min(rows, len(packs)) // parts) * parts
         choices = {"kind": self.kind, "slice_blocks": slice_blocks}
         self.judge = jax.jit(functools.partial(accepted_drafts, settings=settings, **choices), out_shardings=everywhere)

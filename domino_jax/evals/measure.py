@@ -1,7 +1,6 @@
 """A measured run: prompts in every mode of one drafter or several, throughput by batch size, the reports."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,7 +61,7 @@ def decode_prompts(
 
     if not distributed.is_primary():  # takes part in every computation, and writes to a folder that is not kept
         output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
-    refuse_differences({"what is decoded": json.dumps(info.origin())})
+    refuse_differences({"what is decoded": info.origin()})
     with RunFiles(output, info.origin(), restart) as files:
         refuse_continuation(files)
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))

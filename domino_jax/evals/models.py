@@ -1,5 +1,6 @@
 """From a recipe's paths to models that decode: on a mesh, or with random weights."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -131,6 +132,10 @@ class Loader:
     made_up: Callable[[Qwen3Config], AnyConfig]
     head: str | None = None
     quantize: str | None = None
+
+    def on_mesh(self) -> contextlib.AbstractContextManager:
+        """Within it, what is computed is on the mesh."""
+        return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
 
     def target(self) -> LoadedTarget:
         simulated = self.settings.simulate_tau > 0

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.generate import new_generator
@@ -33,8 +31,7 @@ def predicted_rounds(
     generator = new_generator(models, settings)
     rows = [row for _, row in read_jsonl(folder / GENERATIONS) if row["mode"] in modes]
     texts = decoded_answers(rows, prompts, settings)
-    mesh = jax.sharding.get_mesh()
-    passes = AnswerPasses(list(texts.values()), generator.drafting(DRAFT), ROWS, None if mesh.empty else mesh)
+    passes = AnswerPasses(list(texts.values()), generator.drafting(DRAFT), ROWS)
     accepted = dict(zip(texts, passes(models), strict=True))
     counts = {mode: {"same": 0, "of": 0} for mode in modes}
     for row in filter(lambda row: key_of(row) in texts, rows):

@@ -1,6 +1,7 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import re
@@ -21,6 +22,8 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers
+from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.fields import recipe_keys
@@ -46,6 +49,14 @@ from domino_jax.weights.loading import LoadedTarget
 MASK_TOKEN = "<|mask|>"
 CHANNELS_PER_FILTER = 16  # of the convolutions, as in public DFlash2 drafters
 WINDOW = 4_096  # rows that are packed or sorted into buckets together
+
+
+def loader_of(flags, settings: DecodeSettings, key: str = "decode.batch_size") -> Loader:
+    """What reads the models of a recipe, on the devices of decode.mesh. key: that of settings.batch_size."""
+    config, mesh = flags.config, flags.config.decode.mesh
+    mesh = decode_mesh(mesh.data, mesh.tensor, settings.batch_size, key)
+    made_up = functools.partial(drafter_config_of, config)
+    return Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
 
 
 def batches_of(
@@ -256,9 +267,7 @@ def chain_drafting(config, drafter: AnyConfig) -> DraftSettings:
     return drafting
 
 
-def evaluation_of(
-    config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Sequence[TargetAnswer], mesh: Mesh
-) -> Evaluation:
+def evaluation_of(config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Sequence[TargetAnswer]) -> Evaluation:
     """Passes over the target's answers, with the layout of the training step and the rows of its micro-batches.
 
     Raises:
@@ -267,7 +276,7 @@ def evaluation_of(
     source, drafting = config.eval.answers or "the held-out prompts", chain_drafting(config, drafter.config)
     models = Models(loaded.model, loaded.params, drafter)
     check_answers(answers, models, source)
-    passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate, mesh)
+    passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate)
     refuse_differences({"the answers": passes.digest})
     if config.eval.answers:  # those of this run are the target's
         passes.chosen_share(models, source)

@@ -100,16 +100,16 @@ def _broadcast(data: bytes) -> bytes:
 # ---------------------------------------------------------------- one run on several machines
 
 
-def refuse_differences(values: Mapping[str, str]) -> None:
+def refuse_differences(values: Mapping[str, Any]) -> None:
     """A DominoError in every process if one of them has another value than process 0 has.
 
     Without it each process would compile its own program and read its own rows: at best they hang in a collective.
 
-    values: what has to be equal, by what a message calls it; the names are the same in every process.
+    values: JSON values that have to be equal, by what a message calls them; the names are the same in every process.
     """
     if jax.process_count() == 1:
         return
-    mine = [np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8) for value in values.values()]
+    mine = [np.frombuffer(hashlib.sha256(json.dumps(value).encode()).digest(), np.uint8) for value in values.values()]
     everywhere = np.asarray(multihost_utils.process_allgather(np.stack(mine)))  # uint8 [processes, values, 32]
     different = (everywhere != everywhere[0]).any(axis=-1)
     for name, processes in zip(values, different.T, strict=True):

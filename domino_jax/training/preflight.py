@@ -56,7 +56,7 @@ def run_preflight(
     request = Request(0, 0, None, SamplingParams())
     answers = [TargetAnswer("", *last_answer(row), request) for row in drawn[:SCORED_ROWS]]
     with jax.set_mesh(mesh):
-        passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh), mesh)
+        passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh))
         share = passes.chosen_share(Models(loaded.model, loaded.params), "the rows", least=0.0)
     facts = {
         "mask_token_id": mask_token_id,

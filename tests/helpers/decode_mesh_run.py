@@ -91,15 +91,15 @@ def evaluate(data: int, fsdp: int, tensor: int, head: str) -> dict:
 
     with jax.set_mesh(mesh):
         trained, drafter_params = put(models.target_params), put(models.drafter_params)
-        return evaluated(models.replace(target_params=trained, drafter_params=drafter_params), mesh)
+        return evaluated(models.replace(target_params=trained, drafter_params=drafter_params))
 
 
-def evaluated(models: Models, mesh=None) -> dict:
+def evaluated(models: Models) -> dict:
     """The figures without the time, and the mean of log q, of texts that no target has given, with noise."""
     sampled = {"seed": 3, "sampling": SamplingParams(1.0)}
     pairs = enumerate(zip(PROMPTS[:6], random_prompts(6, 9, 30, vocab=4, seed=1), strict=True))
     answers = [TargetAnswer(str(index), *pair, Request(index, **sampled)) for index, pair in pairs]
-    passes = AnswerPasses(answers, DraftSettings(), 2, mesh)
+    passes = AnswerPasses(answers, DraftSettings(), 2)
     figures = Evaluation(models.replace(drafter_params=None), passes, 3)(models.drafter_params)
     assert figures.pop("eval_seconds") > 0
     return figures | {"log_q": float(np.mean([one.log_q.mean() for one in passes(models)]))}
