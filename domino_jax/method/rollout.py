@@ -3,7 +3,6 @@
 Drafting and training share it. Letters: B rows, n blocks of a row, M drafts, Q candidates of a slot.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -103,10 +102,12 @@ def roll_out(
     rows = None if corrected.columns is None else models.head.rows(corrected.columns)
 
     def chain(ahead: bool) -> Drafted:
+        before = consumed
         if ahead:
-            before, readings = read_ahead(models, consumed, corrected.tokens)
-        else:
-            before, readings = consumed, None
+            # One product for all, so that its matrix is read once and not for every draft: first the consumed tokens,
+            # then the candidates of one slot after another.
+            tokens = corrected.tokens.reshape(len(consumed), -1)
+            before = models.head.reading(models.head_inputs(jnp.concatenate([consumed, tokens], axis=1)))
 
         def advance(state, last, terms):
             head = models.head
@@ -118,47 +119,30 @@ def roll_out(
 
         def correct(carry, slot):
             state, last = carry
-            terms, choices, rows, readings = slot
+            terms, choices, rows, index = slot
             head = models.head
             state, code = advance(state, last, terms)
             change = head.residual(code)[:, None] if rows is None else head.residual_of(code[:, None], rows)
             choices = jax.tree.map(lambda column: column[:, None], choices)
             choices = choices._replace(logits=choices.logits + change)
             drafted = jax.tree.map(lambda column: column[:, 0], choose(choices))
-            last = _row_at(readings, drafted.places) if ahead else drafted.tokens
+            last = drafted.tokens
+            if ahead:
+                place = consumed.shape[1] + index * choices.tokens.shape[2] + drafted.places
+                last = jnp.take_along_axis(before, place[:, None, None], axis=1)[:, 0]
             return (state, last), drafted
 
-        by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, extra + prefix :], corrected, rows, readings))
-        return scan(correct, (state, before[:, -1]), by_slot)[1]
+        by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, extra + prefix :], corrected, rows))
+        return scan(correct, (state, before[:, extra + prefix]), (*by_slot, jnp.arange(slots - prefix)))[1]
 
-    rest = by_platform(chain) if models.head.reads_ahead and _few(rows) else chain(False)
+    few = rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
+    rest = by_platform(chain) if few and models.head.reads_ahead else chain(False)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
-
-
-def _few(rows: jax.Array | None) -> bool:
-    """Whether candidates with the head's rows [B, m, Q, E] are few enough to be read ahead."""
-    return rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
 
 
 def by_platform(chain: Callable[[bool], Drafted]) -> Drafted:
     """chain(True) on accelerators, chain(False) on a CPU, which has little arithmetic for its memory."""
-    forms = (functools.partial(chain, ahead) for ahead in (False, True))
-    return jax.lax.platform_dependent(cpu=next(forms), default=next(forms))
-
-
-def read_ahead(models: Models, consumed: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The head's reading of `consumed` int32 [B, n] and of candidates int32 [B, m, Q] → [B, n, any], [B, m, Q, any].
-
-    One product, so that its matrix is read once and not for every draft.
-    """
-    count = consumed.shape[1]
-    both = models.head.reading(models.head_inputs(jnp.concatenate([consumed, tokens.reshape(len(tokens), -1)], axis=1)))
-    return both[:, :count], both[:, count:].reshape(*tokens.shape, -1)
-
-
-def _row_at(rows: jax.Array, places: jax.Array) -> jax.Array:
-    """rows [B, Q, any] at places int32 [B] → [B, any]."""
-    return jnp.take_along_axis(rows, places[:, None, None], axis=1)[:, 0]
+    return jax.lax.platform_dependent(cpu=lambda: chain(False), default=lambda: chain(True))
 
 
 def draft_in_passes(

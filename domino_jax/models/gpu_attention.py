@@ -114,17 +114,9 @@ def _kernel(
 ):
     """A share of the slots of one head of one request: weighted sums of values, row maxima, sums of weights."""
     part, parts, width = pl.program_id(2), pl.num_programs(2), q_ref.shape[1]
-
-    def place(tile):
-        """The tile's rows, and which of them there are."""
-        first, size = tile
-        return pl.ds(first, size), first + jnp.arange(size) < rows
-
-    def load(tile):
-        here, there = place(tile)
-        return triton.load(q_ref.at[here, :], mask=jnp.broadcast_to(there[:, None], (tile[1], width)), other=0)
-
-    queries = [load(tile) for tile in tiles]
+    places = [(pl.ds(first, size), first + jnp.arange(size) < rows) for first, size in tiles]
+    wide = [jnp.broadcast_to(there[:, None], (len(there), width)) for _, there in places]
+    queries = [triton.load(q_ref.at[here, :], mask=mask, other=0) for (here, _), mask in zip(places, wide, strict=True)]
 
     def step(index, carry):
         here = pl.ds(index * STEP, STEP)
@@ -143,9 +135,8 @@ def _kernel(
     start = [(jnp.full(size, MASKED, jnp.float32), jnp.zeros(size), jnp.zeros((size, width))) for _, size in tiles]
     steps = steps_ref[0]
     results = jax.lax.fori_loop(part * steps // parts, (part + 1) * steps // parts, step, tuple(start))
-    for tile, (top, total, sums) in zip(tiles, results, strict=True):
-        here, there = place(tile)
-        triton.store(sums_ref.at[here, :], sums, mask=jnp.broadcast_to(there[:, None], sums.shape))
+    for (here, there), mask, (top, total, sums) in zip(places, wide, results, strict=True):
+        triton.store(sums_ref.at[here, :], sums, mask=mask)
         triton.store(tops_ref.at[here], top, mask=there)
         triton.store(totals_ref.at[here], total, mask=there)
 

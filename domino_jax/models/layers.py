@@ -129,21 +129,16 @@ class SwiGLU(nn.Module):
         return self.down_proj(jax.nn.silu(gate) * up)
 
     def _gate_up(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.is_initializing() or math.prod(x.shape[:-1]) > DECODED_ROWS or sharding.on_mesh():
+        many = self.is_initializing() or math.prod(x.shape[:-1]) > DECODED_ROWS or sharding.on_mesh()
+        kernels = [] if many else [m.variables["params"]["kernel"] for m in (self.gate_proj, self.up_proj)]
+        if many or any(map(quantized.is_quantized, kernels)):
             return self.gate_proj(x), self.up_proj(x)
-        kernels = [module.variables["params"]["kernel"] for module in (self.gate_proj, self.up_proj)]
-        if any(map(quantized.is_quantized, kernels)):
-            return self.gate_proj(x), self.up_proj(x)
-        return jax.lax.platform_dependent(x.astype(self.dtype), *kernels, cuda=one_product, default=two_products)
-
-
-def two_products(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
-    """x [..., in] times each matrix [in, out]."""
-    return tuple(multiply(x, kernel) for kernel in kernels)
+        forms = {"cuda": one_product, "default": lambda x, *kernels: tuple(multiply(x, each) for each in kernels)}
+        return jax.lax.platform_dependent(x.astype(self.dtype), *kernels, **forms)
 
 
 def one_product(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
-    """The same as one kernel. The compiler for GPUs reads a joined matrix from its parts, and does not write it."""
+    """x [..., in] times each matrix, in one kernel: the compiler for GPUs reads the joined matrix from its parts."""
     kernel = jnp.concatenate([kernel.astype(x.dtype) for kernel in kernels], axis=1)
     return tuple(jnp.split(multiply(x, kernel), len(kernels), axis=-1))
 
