@@ -290,20 +290,3 @@ def test_the_engine_emits_our_texts_in_our_rounds(
     assert [len(answer["token_ids"]) for answer in sampled] == [NEW_TOKENS] * len(prompts)
     assert [answer["token_ids"] for answer in sampled] != texts(ours)
     assert 1.3 < sum(lengths) / len(lengths) < config.num_drafts  # drafts are accepted and rejected
-
-
-@pytest.mark.slow(minutes=2)
-def test_the_benchmark_times_three_modes_in_the_engine(plugin, tmp_path):
-    here = {"parts": {"step": {"ms": 2.0}, "round_without_head": {"ms": 3.0}, "round": {"ms": 5.0}}}
-    (tmp_path / "here.json").write_text(json.dumps(here))
-    words = [PYTHON, ROOT / "benchmarks/device/vllm_decode.py", "--small", f"--here={tmp_path / 'here.json'}"]
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(plugin)}
-    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ran.stdout.splitlines()[2:]]
-    assert [[mode, ours, ratio] for mode, _, _, _, ours, ratio in rows] == [
-        ["plain", "2.00", "1.00"],
-        ["dflash", "3.00", "1.50"],
-        ["domino", "5.00", "2.50"],
-    ]
-    assert [float(row[2]) > 0 and float(row[3]) >= 1 for row in rows] == [True] * 3
