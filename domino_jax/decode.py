@@ -49,6 +49,7 @@ from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.small_models import use_one_thread
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, target_identity
@@ -64,6 +65,9 @@ def main(flags: cli.Flags) -> None:
 
     # 2. The devices.
     shape = config.decode.mesh
+    one_row = config.decode.batch_size == 1 and not config.decode.concurrency
+    if one_row and (shape.data, shape.tensor) == (1, 1) and (note := use_one_thread(config.target.path)):
+        print(note)
     if (shape.data, shape.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
     mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
