@@ -10,6 +10,12 @@ import importlib.metadata
 import os
 import pathlib
 import sys
+from typing import Any
+
+import jax
+from jax.extend.backend import clear_backends
+
+from domino_jax.runtime.environment import usable_cores
 
 SMALL = 64 << 20  # bytes of the weights
 THREADS = ("PJRT_NPROC", "NPROC")  # from which XLA:CPU takes the number of its threads
@@ -22,7 +28,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, MADV_HUGEPAGE = -1, -3, 14
 def use_one_thread(target: str) -> str | None:
     """Computes with one thread, and with large pages, if the target's folder has less than SMALL of weights.
 
-    Call it before jax's backend starts; afterwards it has no effect. It changes nothing where the weights are not in a
+    It has an effect on a backend of jax that starts after it. It changes nothing where the weights are not in a
     local folder, the process may use one core only, an accelerator's plug-in of jax is installed, or XLA_FLAGS or
     a variable of THREADS is set.
 
@@ -31,13 +37,28 @@ def use_one_thread(target: str) -> str | None:
     """
     files = list(pathlib.Path(target).expanduser().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
-    if not 0 < size < SMALL or len(_cores()) == 1 or _has_accelerator():
+    if not 0 < size < SMALL or usable_cores() == 1 or _has_accelerator():
         return None
     if any(name in os.environ for name in ("XLA_FLAGS", *THREADS)):
         return None
     os.environ[THREADS[0]] = "1"
     use_large_pages()
     return f"one thread: {target} has {size / 2**20:.0f} MB of weights (set {THREADS[0]} for more threads)"
+
+
+def restart_with_one_thread(target: str, params: Any) -> Any:
+    """`use_one_thread` where jax runs already: it starts again, without all that is on its devices but `params`.
+
+    Returns:
+        params, on the host if jax starts again.
+    """
+    note = use_one_thread(target)
+    if note is None:
+        return params
+    print(note, flush=True)
+    params = jax.device_get(params)
+    clear_backends()
+    return params
 
 
 def has_one_thread() -> bool:
@@ -66,10 +87,6 @@ def use_large_pages() -> bool:
         libc.free(start)
         return not refused
     return False
-
-
-def _cores() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _has_accelerator() -> bool:
