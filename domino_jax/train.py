@@ -373,7 +373,7 @@ def best_drafter(checkpoints: Checkpoints, config: AnyConfig, state: TrainState,
 def decode_finally(
     config, loaded: LoadedTarget, best: BestDrafter, workdir: epath.Path, export_drafter: Callable[..., None]
 ) -> None:
-    """Decodes held-out prompts with the exported drafter if the recipe asks for it; the report is in <workdir>/report."""
+    """Decodes held-out prompts with the exported drafter, if the recipe asks for it, into <workdir>/report."""
     if not config.eval.final:
         return
     if jax.process_count() > 1:
