@@ -52,7 +52,7 @@ def restart_with_one_thread(target: str, params: Any) -> Any:
     Returns:
         params, on the host if jax starts again.
     """
-    note = use_one_thread(target)
+    note = None if jax.distributed.is_initialized() else use_one_thread(target)
     if note is None:
         return params
     print(note, flush=True)
