@@ -110,12 +110,6 @@ def say_changes(changes: Sequence[float]) -> str:
     return f"{statistics.fmean(changes):+.1f} %{each}"
 
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
-    """Quotients of paired repetitions: {"ratio": median, "least", "most"}."""
-    quotients = [one / other for one, other in zip(above, below, strict=True)]
-    return {"ratio": statistics.median(quotients), "least": min(quotients), "most": max(quotients)}
-
-
 # -------------------------------------------------------------------------------------------------- conditions
 
 

@@ -54,6 +54,7 @@ from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.small_models import use_one_thread
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, identity_if_there, target_identity
@@ -69,8 +70,12 @@ def main(flags: cli.Flags) -> None:
     check_flags(flags)
     keep_compiled()
 
-    # 2. The processes, where they share a mesh.
-    if (config.decode.mesh.data, config.decode.mesh.tensor) != (1, 1):
+    # 2. The processes, where they share a mesh; a small model on a CPU has one thread.
+    shape = config.decode.mesh
+    one_row = config.decode.batch_size == 1 and not config.decode.concurrency
+    if one_row and (shape.data, shape.tensor) == (1, 1) and (note := use_one_thread(config.target.path)):
+        print(note)
+    if (shape.data, shape.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
 
     # 3. The settings, and the devices.

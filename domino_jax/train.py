@@ -4,8 +4,8 @@
     python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4
 
 main has seven stages: recipe, devices, rows and target, drafter, state, steps, export. The same command runs in every
-process of a pod. A workdir that holds a run is continued; a finished one is shown. docs/commands.md lists
-the files of a workdir. Exit code 42: stopped by SIGTERM with everything saved; start it again.
+process of a pod. A workdir that holds a run is continued; a finished one is shown. docs/commands.md lists its files.
+Exit code 42: stopped by SIGTERM with everything saved; start it again.
 """
 
 import contextlib
@@ -44,6 +44,7 @@ from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, cache_folder, open_path
+from domino_jax.runtime.small_models import restart_with_one_thread
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import flops, hooks
 from domino_jax.training.checkpoints import (
@@ -378,10 +379,7 @@ def decode_finally(
     workdir: epath.Path,
     export_drafter: Callable[..., None],
 ) -> None:
-    """Decodes held-out prompts with the exported drafter, if the recipe asks for it; the report is in <workdir>/report.
-
-    The target is read again, with its weights where decoding wants them; those of the training are freed before.
-    """
+    """Decodes held-out prompts with the exported drafter, if the recipe asks for it, into <workdir>/report."""
     if not config.eval.final:
         return
     if jax.process_count() > 1:
@@ -392,6 +390,8 @@ def decode_finally(
         return
     for leaf in jax.tree.leaves(loaded.params):
         leaf.delete()
+    if jax.device_count() == config.decode.batch_size == 1:
+        best = best._replace(params=restart_with_one_thread(config.target.path, best.params))
     with regenerate.local_mesh(config.target.path, config.decode.batch_size) as place:
         report = decode_trained(config, place, identity, workdir)
     export_drafter(*best, report=report)  # again, for the model card: it now has figures to show

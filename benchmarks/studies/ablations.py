@@ -1,21 +1,19 @@
-"""The gain of the head, of its training and of its sizes on the tiny model, from trainings that differ in nothing else.
+"""The gain of a change of the recipe on the tiny model, from trainings that differ in nothing else.
 
-    python -m benchmarks.studies.ablations --workdir=/tmp/ablation --table=head --seeds=0,1,2
+    python -m benchmarks.studies.ablations --workdir=/tmp/ablation --seeds=0,1,2
     python -m benchmarks.studies.ablations --workdir=/tmp/ablation --variant='deep drafter.num_layers=5 train.gamma=7.0'
     python -m benchmarks.studies.ablations --workdir=/tmp/ablation --small               # a test of the command
 
-A table is a list of trainings. The default table has plain DFlash, Domino trained on its final loss alone (λ = 0
-throughout) and Domino with the curriculum. --variant describes a training of another table, which has the recipe first:
-a name, then recipe keys with their values. The target answers the training prompts once. Each training is then a real
-run of domino_jax.train on those rows, and its τ is measured by decoding held-out prompts. The script writes a table to
-WORKDIR/tables.md and a CSV file; docs/results.md shows them. After an interruption start it again: finished runs are
-reused, also by other tables in the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves
-and stops after that time with exit code 42. --only=NAME runs one training of the table. Any further
---config.KEY=VALUE goes to every run.
+The table has plain DFlash, Domino trained on its final loss alone (λ = 0 throughout) and Domino with the curriculum.
+With --variant it has the recipe and the trainings that are described: a name, then recipe keys with their values. The
+target answers the training prompts once. Each training is then a real run of domino_jax.train on those rows, whose
+evaluation measures τ. The script writes a table to WORKDIR/tables.md and a CSV file; docs/results.md shows them. Start
+it again after an interruption: finished runs are reused, also by other tables in the same workdir, and an unfinished
+one continues from its checkpoint. --minutes=N saves and stops after that time with exit code 42. --only=NAME runs one
+training of the table. Any further --config.KEY=VALUE goes to every run.
 """
 
 import argparse
-import math
 import pathlib
 import shlex
 import statistics
@@ -27,56 +25,15 @@ from benchmarks.tables import changes_of, say_changes, with_spread
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training.metrics import read_rows
 
-RECIPE_ROW = "curriculum"  # the tiny recipe without a change, in every table
+RECIPE_ROW = "curriculum"  # the tiny recipe without a change
 
-# Name → title and what the training changes in the recipe. One that is in several tables is run once per workdir.
+# Name → title and what the training changes in the recipe.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Shifted too, where the public DFlash drafters are not: all predict the same tokens of the same anchors, so that
     # their base losses can be compared.
     "dflash": ("plain DFlash", {"drafter.head": "none", "drafter.shift_label": True}),
     "no_curriculum": ("Domino, λ = 0", {"train.lambda_start": 0.0}),
-    "curriculum": ("the recipe: Domino, λ 1 → 0, 3 layers, blocks of 8, γ 4", {}),
-    "drafts": ("own drafts, λ = 0", {"train.lambda_start": 0.0, "train.head_tokens": "drafts"}),
-    "drafts_curriculum": ("own drafts, curriculum", {"train.head_tokens": "drafts"}),
-    "lambda_half_run": ("λ 1 → 0 in half the run", {"train.lambda_decay_ratio": 0.5}),
-    "lambda_from_half": ("λ 0.5 → 0", {"train.lambda_start": 0.5}),
-    "lambda_half": ("λ = 0.5", {"train.lambda_start": 0.5, "train.lambda_decay_ratio": math.inf}),
-    # γ of the public drafters is 4 for blocks of 8 and 7 for 16; between them the mean.
-    "block12": ("blocks of 12", {"drafter.block_size": 12, "train.gamma": 5.5}),
-    "block16": ("blocks of 16", {"drafter.block_size": 16, "train.gamma": 7.0}),
-    "gamma2": ("γ 2", {"train.gamma": 2.0}),
-    "gamma7": ("γ 7", {"train.gamma": 7.0}),
-    "gamma_inf": ("no decay", {"train.gamma": math.inf}),
-    "dpace25": ("D-PACE, α 0.25", {"train.dpace_alpha": 0.25}),
-    "dpace50": ("D-PACE, α 0.5", {"train.dpace_alpha": 0.5}),
-    "dpace75": ("D-PACE, α 0.75", {"train.dpace_alpha": 0.75}),
-    "layers1": ("1 layer", {"drafter.num_layers": 1}),
-    "layers2": ("2 layers", {"drafter.num_layers": 2}),
-    "layers5": ("5 layers", {"drafter.num_layers": 5}),
-    "gru32": ("GRU 32", {"drafter.domino.gru_hidden_dim": 32}),
-    "gru64": ("GRU 64", {"drafter.domino.gru_hidden_dim": 64}),
-    "gru256": ("GRU 256", {"drafter.domino.gru_hidden_dim": 256}),
-    "rank16": ("rank 16", {"drafter.domino.emb_dim": 16}),
-    "rank32": ("rank 32", {"drafter.domino.emb_dim": 32}),
-    "rank128": ("rank 128", {"drafter.domino.emb_dim": 128}),
-}
-# Name → title of the section and its trainings.
-TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "head": ("The head and the curriculum", ("dflash", "no_curriculum", "curriculum")),
-    "tokens": (
-        "Training-time test and teacher forcing",
-        ("drafts", "no_curriculum", "drafts_curriculum", "curriculum"),
-    ),
-    "block": ("Block size", ("curriculum", "block12", "block16")),
-    "lambda": (
-        "Schedules of λ",
-        ("no_curriculum", "lambda_half", "lambda_from_half", "lambda_half_run", "curriculum"),
-    ),
-    "gamma": ("Decay over the slots", ("gamma2", "curriculum", "gamma7", "gamma_inf")),
-    "dpace": ("D-PACE", ("curriculum", "dpace25", "dpace50", "dpace75")),
-    "layers": ("Draft layers", ("layers1", "layers2", "curriculum", "layers5")),
-    "gru": ("Width of the GRU", ("gru32", "gru64", "curriculum", "gru256")),
-    "rank": ("Rank of the head", ("rank16", "rank32", "curriculum", "rank128")),
+    RECIPE_ROW: ("the recipe: Domino, λ 1 → 0, 3 layers, blocks of 8, γ 4", {}),
 }
 EVALUATED, LOSSES = ("tau", "tau_per_prompt", "tau_backbone"), ("base_loss", "final_loss")
 COLUMNS = {"training": "training", "tau ± spread": "τ", "change": "τ against the recipe, by seed"}
@@ -85,8 +42,7 @@ COLUMNS |= {"tau_backbone": "τ of its backbone", "base_loss": "base loss", "fin
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, steps=400)
-    parser.add_argument("--table", choices=list(TABLES), default="head", help="which comparison")
-    parser.add_argument("--variant", action="append", default=[], help="'NAME KEY=VALUE ...', in place of --table")
+    parser.add_argument("--variant", action="append", default=[], help="'NAME KEY=VALUE ...': another table")
     options, overrides = parse(parser, arguments, lambda options: list(trainings(options)))
     table = trainings(options)
     study = Study(options.workdir, overrides, options.minutes)
@@ -100,20 +56,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("--only: no table is written", flush=True)
         return
     section = {
-        "name": "ablation variants" if options.variant else f"ablation {options.table}",
-        "title": "Variants of the recipe" if options.variant else TABLES[options.table][0],
+        "name": "ablation variants" if options.variant else "ablation head",
+        "title": "Variants of the recipe" if options.variant else "The head and the curriculum",
         "rows": [row_of(table[name][0], runs, figures[RECIPE_ROW]) for name, runs in figures.items()],
         "columns": COLUMNS,
         "says": "Losses are means over the last tenth of the steps.",
     }
-    chosen = [f"--variant={shlex.quote(text)}" for text in options.variant] or [f"--table={options.table}"]
+    chosen = [f"--variant={shlex.quote(text)}" for text in options.variant]
     write(options, [*chosen, *overrides], "benchmarks.studies.ablations", ["steps", "seeds"], section)
 
 
 def trainings(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Name → title and changes, of --variant or of the table."""
+    """Name → title and changes, of --variant or of the usual table."""
     if not options.variant:
-        return {name: VARIANTS[name] for name in TABLES[options.table][1]}
+        return VARIANTS
     described = {RECIPE_ROW: VARIANTS[RECIPE_ROW]}
     for name, *changes in map(shlex.split, options.variant):
         if name in VARIANTS or name in described or not changes or any("=" not in change for change in changes):

@@ -32,6 +32,7 @@ from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.json_files import read_json, write_json
+from domino_jax.runtime.small_models import has_one_thread
 
 REPORT = "report.json"
 PAGE = "report.html"
@@ -109,6 +110,8 @@ def device() -> str:
     used, there = usable_cores(), os.cpu_count()
     of = f"{used} of " if used != there else ""
     cores = f", {of}{there} cores" if devices[0].platform == "cpu" else ""
+    if cores and has_one_thread():
+        cores += ", one thread"
     return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"
 
 

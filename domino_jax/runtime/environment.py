@@ -29,6 +29,8 @@ VARIABLES = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
+    "PJRT_NPROC",
+    "NPROC",
 )
 
 # What variables such as JAX_ENABLE_X64 set for all programs of a user: in ours other values would change random numbers

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from benchmarks.studies import heads
-from benchmarks.tables import changes_of, publish, ratio, say_changes, with_spread
+from benchmarks.tables import changes_of, publish, say_changes, with_spread
 
 
 def test_several_seeds_are_a_mean_and_half_their_range():
@@ -17,10 +17,6 @@ def test_changes_are_of_the_same_seed():
     changes = changes_of([1.1, 2.0], [1.0, 2.5])
     assert changes == pytest.approx([10.0, -20.0])
     assert say_changes(changes) == "-5.0 % (+10.0, -20.0)" and say_changes([3.25]) == "+3.2 %"
-
-
-def test_a_ratio_is_of_the_same_repetition_and_their_median():
-    assert ratio([2.0, 4.0, 9.0], [1.0, 4.0, 3.0]) == {"ratio": 2.0, "least": 1.0, "most": 3.0}
 
 
 def test_tau_is_pooled_and_its_interval_is_over_prompts_with_the_rounds_of_all_seeds():

@@ -26,11 +26,6 @@ def test_a_training_changes_keys_and_types_of_the_recipe(name):
     rules.check(config, "train")
 
 
-def test_every_table_of_ablations_has_the_recipe_and_every_variant_a_table():
-    assert all(ablations.RECIPE_ROW in names for _, names in ablations.TABLES.values())
-    assert {name for _, names in ablations.TABLES.values() for name in names} == set(ablations.VARIANTS)
-
-
 def test_every_head_is_compared_and_every_drafter_is_in_an_arm():
     drafters = variants(16)
     assert {one.changes["drafter.head"] for one in drafters.values()} == set(CONFIGS)

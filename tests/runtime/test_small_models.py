@@ -1,0 +1,105 @@
+"""small_models.py: one thread and large pages for a model of a few megabytes, and nothing where the user has chosen."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from domino_jax.runtime import small_models
+from domino_jax.runtime.environment import usable_cores
+from domino_jax.runtime.small_models import THREADS, use_one_thread
+from tests.helpers.environment import optimizing
+from tests.helpers.paths import ASSETS, ROOT
+
+TINY = str(ASSETS / "tiny_qwen3")
+PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Prints the share of the products' CPU time that the busiest thread had.
+BUSIEST = """
+import os, sys
+import jax, jax.numpy as jnp, numpy as np
+from domino_jax.runtime.small_models import restart_with_one_thread, use_one_thread
+if sys.argv[1:2] == ["again"]:
+    kept = jax.jit(lambda x: x @ x)(jnp.ones((700, 700)))
+    kept = restart_with_one_thread(sys.argv[2], kept)
+    assert isinstance(kept, np.ndarray) and (kept == 700).all()
+else:
+    use_one_thread(sys.argv[1])
+def ticks():
+    tasks = os.listdir("/proc/self/task")
+    lines = {task: open(f"/proc/self/task/{task}/stat").read().rsplit(")", 1)[1].split() for task in tasks}
+    return {task: int(line[11]) + int(line[12]) for task, line in lines.items()}
+step, x = jax.jit(lambda x: x @ x / 700), jnp.ones((700, 700))
+step(x).block_until_ready()
+before = ticks()
+for _ in range(60):
+    x = step(x)
+x.block_until_ready()
+used = [number - before.get(task, 0) for task, number in ticks().items()]
+print(max(used) / sum(used))
+"""
+LARGE = """
+import ctypes, os
+from domino_jax.runtime.small_models import use_large_pages
+assert use_large_pages()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+size = 32 << 20
+ctypes.memset(libc.malloc(size), 1, size)
+[line] = [line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")]
+print(int(line.split()[1]) * 1024 / size)
+"""
+
+
+def printed(code: str, *arguments: str, **variables: str) -> float:
+    environment = {name: value for name, value in optimizing().items() if name not in THREADS}
+    words = [sys.executable, "-c", code, *arguments]
+    output = subprocess.check_output(words, cwd=ROOT, env=environment | variables, text=True, timeout=120)
+    return float(output.splitlines()[-1])
+
+
+@pytest.mark.skipif(usable_cores() < 2 or not pathlib.Path("/proc/self/task").exists(), reason="needs two cores")
+def test_a_small_target_is_computed_by_one_thread():
+    assert printed(BUSIEST, TINY) > 0.9
+    assert printed(BUSIEST, "again", TINY) > 0.9
+    assert printed(BUSIEST, TINY, NPROC="2") < 0.9
+
+
+@pytest.mark.skipif(not PAGES.exists() or "[never]" in PAGES.read_text(), reason="this machine gives no large pages")
+def test_what_is_allocated_afterwards_is_in_large_pages():
+    assert printed(LARGE) > 0.8
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    """A process that may choose, and whose memory stays as it is; its variables are restored."""
+    for name in ("XLA_FLAGS", *THREADS):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr(small_models, "usable_cores", lambda: 2)
+    monkeypatch.setattr(small_models, "use_large_pages", lambda: True)
+
+
+def test_a_line_says_that_one_thread_is_used_and_how_to_change_it(two_cores):
+    assert use_one_thread(TINY) == f"one thread: {TINY} has 9 MB of weights (set PJRT_NPROC for more threads)"
+    assert os.environ["PJRT_NPROC"] == "1"
+
+
+@pytest.mark.parametrize(
+    "case", [{"XLA_FLAGS": "--xla_x=1"}, {"NPROC": "2"}, {"PJRT_NPROC": "4"}, "one core", "large", "hub id"]
+)
+def test_it_changes_nothing_where_the_user_chose_or_the_model_is_large(two_cores, monkeypatch, tmp_path, case):
+    target = "Qwen/Qwen3-8B" if case == "hub id" else TINY
+    if isinstance(case, dict):
+        [(name, value)] = case.items()
+        monkeypatch.setenv(name, value)
+    elif case == "one core":
+        monkeypatch.setattr(small_models, "usable_cores", lambda: 1)
+    elif case == "large":
+        target = str(tmp_path)
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(small_models.SMALL)
+    before = dict(os.environ)
+    assert use_one_thread(target) is None and dict(os.environ) == before
