@@ -110,7 +110,7 @@ def dual_arrays(name: str) -> dict[str, np.ndarray]:
     config, models = golden.drafter.config, golden_models(name)
     if config.head == "markov" and config.enable_confidence_head:
         before = blocks.head_tokens(batch_of(name)["tokens"], anchors, config.num_drafts)
-        arrays["confidence_logits"] = jax.jit(models.confidence)(out["z"], before)
+        arrays["confidence_logits"] = jax.jit(lambda z, tokens: models.head.confidence(z, tokens))(out["z"], before)
     return arrays
 
 
