@@ -149,7 +149,9 @@ def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_i
     files, whole, tmp_path, monkeypatch, capsys
 ):
     decoded = []
-    monkeypatch.setattr(train, "decode_trained", lambda config, place, identity, workdir: decoded.append(weights(workdir)))
+    monkeypatch.setattr(
+        train, "decode_trained", lambda config, place, identity, workdir: decoded.append(weights(workdir))
+    )
     monkeypatch.setattr(train, "console_table", lambda report: None)
     workdir = copy(whole, tmp_path)
     assert "τ 3.00 at step 4" in (workdir / "export" / "README.md").read_text()
