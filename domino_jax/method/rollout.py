@@ -102,12 +102,7 @@ def roll_out(
     rows = None if corrected.columns is None else models.head.rows(corrected.columns)
 
     def chain(ahead: bool) -> Drafted:
-        before = consumed
-        if ahead:
-            # One product for all, so that its matrix is read once and not for every draft: first the consumed tokens,
-            # then the candidates of one slot after another.
-            tokens = corrected.tokens.reshape(len(consumed), -1)
-            before = models.head.reading(models.head_inputs(jnp.concatenate([consumed, tokens], axis=1)))
+        before = read_ahead(models, consumed, corrected.tokens) if ahead else consumed
 
         def advance(state, last, terms):
             head = models.head
@@ -138,6 +133,15 @@ def roll_out(
     few = rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
     rest = by_platform(chain) if few and models.head.reads_ahead else chain(False)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
+
+
+def read_ahead(models: Models, consumed: jax.Array, candidates: jax.Array) -> jax.Array:
+    """The head's reading of consumed tokens int32 [B, n] and after them of candidates [B, m, Q], [B, n + m·Q, any].
+
+    One product, so that its matrix is read once and not for every draft.
+    """
+    tokens = jnp.concatenate([consumed, candidates.reshape(len(candidates), -1)], axis=1)
+    return models.head.reading(models.head_inputs(tokens))
 
 
 def by_platform(chain: Callable[[bool], Drafted]) -> Drafted:
