@@ -108,7 +108,7 @@ def _sums(x_ref, experts_ref, used_ref, matrix) -> jax.Array:
         more = long_attention.product(x_ref[:, inputs], values[expert, inputs, columns].astype(x_ref.dtype), 0)
         return sums + (more * matrix["scale"][expert, tile, column * COLUMNS // quantized.TILE] if tiled else more)
 
-    # Not by jnp.where, whose result has no integer type in the loop that the compiler gets.
+    # Not by jnp.where: as the bound of a loop its result has the type i1, which Triton refuses (jax 0.10.2).
     tiles = (block < used_ref[0]).astype(jnp.int32) * (x_ref.shape[1] // INPUTS)
     sums = jax.lax.fori_loop(0, tiles, add, jnp.zeros((x_ref.shape[0], COLUMNS), jnp.float32))
     return sums * matrix["scale"][expert, 0, columns][None] if in_eight_bits and not tiled else sums
