@@ -97,5 +97,6 @@ def stored_head(path: str | Path) -> str:
     with hf.naming(folder):
         raw = speculators.flattened(raw) if speculators.is_speculators(raw) else raw
         head = config_class(raw, hf.open_tensors(folder)).head
-        rank = read_key(raw, section(raw, "dflash_config"), "markov_rank")
-        return DrafterConfig.head if head == MarkovConfig.head and rank == 0 else head
+        if head == MarkovConfig.head and read_key(raw, section(raw, "dflash_config"), "markov_rank") == 0:
+            return DrafterConfig.head  # of rank 0 it has none
+        return head
