@@ -63,8 +63,10 @@ def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> L
             return write_windows(old, new, starts)
         return jax.lax.platform_dependent(old, new, starts, cuda=write_window, default=write_windows)
 
-    # Else the compiler for GPUs chooses between old and new keys where these are normed, and slices in another kernel.
-    return write(cache[0], apart_on_gpus(k)), write(cache[1], v)
+    if len(slots) == 1:
+        # Else the compiler for GPUs chooses between old and new keys where these are normed, by one more kernel.
+        k = apart_on_gpus(k)
+    return write(cache[0], k), write(cache[1], v)
 
 
 def write_windows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
