@@ -17,7 +17,7 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.weights.loading import load_target
 
 MAX_NEW_TOKENS = 192  # the longest right answer has 180
@@ -27,7 +27,7 @@ CACHE_LENGTH = 448
 def greedy_answers(folder: pathlib.Path, rows: list[dict]) -> list[str]:
     """The answer to every row, without special tokens."""
     target = load_target(str(folder), "float32")
-    models = Models(target.model, target.params)
+    models = Pair(target.model, target.params)
     settings = DecodeSettings(cache_length=CACHE_LENGTH, max_new_tokens=MAX_NEW_TOKENS, batch_size=64)
     prompts = [encode_prompt(target.tokenizer, row, thinking=False, where=row["id"]) for row in rows]
     generations = new_generator(models, settings, target.stop_ids).generate(models, prompts, "autoregressive").answers

@@ -37,7 +37,7 @@ from domino_jax.evals.round_times import round_seconds
 from domino_jax.evals.run_files import GENERATIONS
 from domino_jax.evals.run_info import PromptSource
 from domino_jax.method.exact import Accepted
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.open_keys import decode_settings
@@ -93,7 +93,7 @@ def main(flags: cli.Flags) -> None:
         answers = read_any_answers(source, config, loaded, limit)
         if len(answers) == limit:
             say(f"the first {limit} answers (decode.num_prompts; 0 takes all)")
-        target = Models(loaded.model, loaded.params)
+        target = Pair(loaded.model, loaded.params)
         check_answers(answers, target, source)
         passes = AnswerPasses(answers, settings.drafting, settings.batch_size)
         refuse_differences({"the answers": passes.digest})
@@ -194,7 +194,7 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnsw
 # ------------------------------------------------------------------------------------------------------ drafters
 
 
-def judge(models: Models, settings: DecodeSettings, answers: Sequence[TargetAnswer], source: str) -> list[Accepted]:
+def judge(models: Pair, settings: DecodeSettings, answers: Sequence[TargetAnswer], source: str) -> list[Accepted]:
     """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
     check_answers(answers, models, source)
     config = models.drafter.config
@@ -202,12 +202,12 @@ def judge(models: Models, settings: DecodeSettings, answers: Sequence[TargetAnsw
     return AnswerPasses(answers, drafting, settings.batch_size)(models)
 
 
-def drafter_facts(models: Models, path: str) -> dict[str, Any]:
+def drafter_facts(models: Pair, path: str) -> dict[str, Any]:
     config = models.drafter.config
     return {"head": config.head, "block_size": config.block_size, **drafter_identity(path)}
 
 
-def measure_rounds(models: Models, settings: DecodeSettings, answers: Sequence[TargetAnswer]) -> dict[str, float]:
+def measure_rounds(models: Pair, settings: DecodeSettings, answers: Sequence[TargetAnswer]) -> dict[str, float]:
     """The table of --round_seconds for one drafter, timed on this device with the first prompts."""
     widths = widths_of(models.drafter.config.num_drafts)
     prompts = [answer.prompt for answer in answers[: settings.batch_size]]

@@ -30,7 +30,7 @@ from domino_jax.decoding.conversations import Answerer, converse, first_turn, ou
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.models import check_kind, lower_to_drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
@@ -219,7 +219,7 @@ def refuse_unanswerable(row: Mapping[str, Any]) -> None:
 def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: str | None) -> Answerer:
     """The target with a drafter, or without one."""
     if drafter_path is None:
-        return Answerer(Models(loaded.model, loaded.params), settings, loaded.stop_ids)
+        return Answerer(Pair(loaded.model, loaded.params), settings, loaded.stop_ids)
     mesh = jax.sharding.get_mesh()
     everywhere = None if mesh.empty else replicated(mesh)
     models = load_models(loaded, drafter_path, everywhere, settings.drafting)

@@ -19,7 +19,7 @@ from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_ma
 from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base, roll_out_head
 from domino_jax.method.rounds import autoregressive_round, commit, speculative_round
 from domino_jax.method.sampling import request_keys
@@ -56,7 +56,7 @@ def drafting_tree(nodes: int) -> DraftSettings:
 # -------------------------------------------------------------------------------------------------------- shapes
 
 
-def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
+def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Pair:
     """Shapes of the published Domino drafter's form beside a target.
 
     layers: fewer than the target has, for a test.
@@ -77,13 +77,13 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
     return models_of(mesh, config, target_config)
 
 
-def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> Models:
+def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> Pair:
     """Shapes of a drafter beside its target."""
     target = Qwen3(target_config, jnp.bfloat16)
-    return with_drafter(mesh, Models(target, dry_run.target_shapes(target, mesh)), config)
+    return with_drafter(mesh, Pair(target, dry_run.target_shapes(target, mesh)), config)
 
 
-def with_drafter(mesh: Mesh, models: Models, config: DominoConfig, int8: bool = False) -> Models:
+def with_drafter(mesh: Mesh, models: Pair, config: DominoConfig, int8: bool = False) -> Pair:
     """The shapes of a target as decoding lays them out, with those of a drafter of this config.
 
     int8: the drafter's matrices are in eight bits.
@@ -105,7 +105,7 @@ def with_drafter(mesh: Mesh, models: Models, config: DominoConfig, int8: bool = 
 
         return jax.tree_util.tree_map_with_path(one, tree)
 
-    return Models(target, laid_out(models.target_params), drafter, rows_together(laid_out(shapes)))
+    return Pair(target, laid_out(models.target_params), drafter, rows_together(laid_out(shapes)))
 
 
 def placed(shapes, places, dtype=None):
@@ -116,7 +116,7 @@ def array(mesh: Mesh, *shape: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
 
 
-def state_on(mesh: Mesh, models: Models, slots: int = SLOTS, rows: int = 1) -> DecodeState:
+def state_on(mesh: Mesh, models: Pair, slots: int = SLOTS, rows: int = 1) -> DecodeState:
     """Shapes of the state of some requests with caches of `slots` slots."""
     start = functools.partial(prefill, slots=slots, buffer=BUFFER, sampling=GREEDY)
     state = jax.eval_shape(start, models, prompts_on(mesh, rows, 16), array(mesh, 1))
@@ -132,7 +132,7 @@ def prompts_on(mesh: Mesh, rows: int, tokens: int) -> Prompts:
 # ------------------------------------------------------------------------------------------------------ programs
 
 
-def heads(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def heads(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """Head and round of Domino, slot after slot, and of xPress in some passes over the block; names as in `chains`."""
     domino, target = chains(mesh, models), models.target.config
     programs = {label: domino[label] for label in ("step", "head", "head64", "round", "round64")}
@@ -155,14 +155,14 @@ def heads(mesh: Mesh, models: Models) -> dict[str, tuple]:
     return programs
 
 
-def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
+def chains(mesh: Mesh, models: Pair, passes: int = 0) -> dict[str, tuple]:
     """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse.
 
     head and round correct the whole vocabulary; a number after their name is that of the candidates. They are called as
     their programs are: the compilers' files are found by it. loop64 is the loop of rounds that decoding runs: it shows
     what a compiler copies before the loop.
     """
-    state, plain = state_on(mesh, models), Models(models.target, models.target_params)
+    state, plain = state_on(mesh, models), Pair(models.target, models.target_params)
     bare = state.replace(draft_cache=())
     config, stop = models.drafter.config, array(mesh, 1)
     taps = config.target_layer_ids
@@ -215,7 +215,7 @@ def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
     return programs
 
 
-def trees(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def trees(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """The parts of a round whose draft is a tree, beside the chain's head, verify and round."""
     chain = chains(mesh, models)
     programs = {label: chain[label] for label in ("head", "verify17")}
@@ -230,7 +230,7 @@ def trees(mesh: Mesh, models: Models) -> dict[str, tuple]:
     return programs | {"round_tree64": (round_tree64, chain["round"][1]), "round": chain["round"]}
 
 
-def tree_parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
+def tree_parts(mesh: Mesh, models: Pair, nodes: int) -> list[tuple]:
     """(name, function, arguments) of a tree's round in parts: its proposal from z and base logits, verify, commit.
 
     Together with the backbone's pass they are rounds.tree_round.
@@ -270,9 +270,9 @@ def tree_parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
     ]
 
 
-def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def contexts(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """name → (function, arguments): step and round by slots and rows, and one row's rounds with a draft window."""
-    plain, stop = Models(models.target, models.target_params), array(mesh, 1)
+    plain, stop = Pair(models.target, models.target_params), array(mesh, 1)
     programs = {}
 
     def step(models, state, stop):
@@ -293,7 +293,7 @@ def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
     return programs
 
 
-def vocabulary(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def vocabulary(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """A step, and a greedy round that drafts among DRAFT_TOKENS tokens."""
     few = with_drafter(mesh, models, models.drafter.config.with_vocabulary(np.arange(DRAFT_TOKENS)))
     chain = chains(mesh, models)
@@ -301,14 +301,14 @@ def vocabulary(mesh: Mesh, models: Models) -> dict[str, tuple]:
     return {f"round{CANDIDATES[0]}": (function, (few, *arguments)), "step": chain["step"]}
 
 
-def eight_bits(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def eight_bits(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """Step and round of the bfloat16 target, of its int8 copy and of Qwen's FP8 folder, then rounds whose drafter is in
     int8: of the bfloat16 target with all tokens and with a draft vocabulary, and of the int8 target."""
     config, target = models.drafter.config, models.target
     few = config.with_vocabulary(np.arange(DRAFT_TOKENS))
-    floating = Models(target, models.target_params)
-    copies = Models(target, dry_run.target_shapes(target, mesh, QUANTIZE["int8"]))
-    tiles = Models(target, dry_run.target_shapes(target, mesh, read_scheme({"quantization_config": PUBLIC_FP8})))
+    floating = Pair(target, models.target_params)
+    copies = Pair(target, dry_run.target_shapes(target, mesh, QUANTIZE["int8"]))
+    tiles = Pair(target, dry_run.target_shapes(target, mesh, read_scheme({"quantization_config": PUBLIC_FP8})))
     label, programs = f"round{CANDIDATES[0]}", {}
     for name, part in (("", floating), ("int8 ", copies), ("fp8 ", tiles)):
         chain = chains(mesh, with_drafter(mesh, part, config))
@@ -319,7 +319,7 @@ def eight_bits(mesh: Mesh, models: Models) -> dict[str, tuple]:
     return programs
 
 
-def noise(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def noise(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """Rounds at temperature 0.7 whose drafts are greedy, or share the target's noise."""
     arguments = (models, state_on(mesh, models), array(mesh, 1))
 
@@ -333,7 +333,7 @@ def noise(mesh: Mesh, models: Models) -> dict[str, tuple]:
 # -------------------------------------------------------------------------------------------------------- bounds
 
 
-def must_move(models: Models, state: DecodeState) -> dict[str, int]:
+def must_move(models: Pair, state: DecodeState) -> dict[str, int]:
     """A lower bound on the bytes of main memory that a program moves on one chip.
 
     Each weight that it multiplies with counts once per pass, however often the pass uses it; so does the whole cache
@@ -366,7 +366,7 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     return bound | tree_bytes(models, state, bound["step"])
 
 
-def tree_bytes(models: Models, state: DecodeState, step: int) -> dict[str, int]:
+def tree_bytes(models: Pair, state: DecodeState, step: int) -> dict[str, int]:
     """The same of the parts of a tree's round.
 
     A proposal reads the base logits, the GRU and the head's first product once, and the columns of at least one
@@ -385,7 +385,7 @@ def tree_bytes(models: Models, state: DecodeState, step: int) -> dict[str, int]:
     return bound
 
 
-def context_bytes(models: Models) -> dict[str, int]:
+def context_bytes(models: Pair) -> dict[str, int]:
     """must_move of a step and a round, by slots and rows, on the mesh that is set."""
     mesh, bound = jax.sharding.get_mesh(), {}
     for rows, slots in itertools.product(ROWS, CONTEXTS):
@@ -394,7 +394,7 @@ def context_bytes(models: Models) -> dict[str, int]:
     return bound
 
 
-def fusion_bytes(models: Models) -> int:
+def fusion_bytes(models: Pair) -> int:
     """Bytes on one chip of the weights that turn the target's features into the drafter's context."""
     backbone = models.drafter_params["backbone"]
     return device_bytes([backbone["fc"], backbone["hidden_norm"]])

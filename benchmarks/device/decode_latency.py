@@ -33,7 +33,7 @@ from domino_jax.evals.round_times import (
     turn_seconds,
 )
 from domino_jax.method.loop import DecodeState
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import propose_tree
 from domino_jax.method.verify import verify
@@ -57,7 +57,7 @@ def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
     return stopwatch(jax.jit(copies), x), 2 * x.nbytes
 
 
-def looped(part, carry_of, models: Models, state: DecodeState) -> Stopwatch:
+def looped(part, carry_of, models: Pair, state: DecodeState) -> Stopwatch:
     """The time of a jitted loop that runs part(models, state, carry) → carry."""
 
     @jax.jit
@@ -67,7 +67,7 @@ def looped(part, carry_of, models: Models, state: DecodeState) -> Stopwatch:
     return stopwatch(program, models, state)
 
 
-def checked(models: Models, state: DecodeState, rows: int) -> Stopwatch:
+def checked(models: Pair, state: DecodeState, rows: int) -> Stopwatch:
     """verify of `rows` rows and its choices, as a round uses them."""
 
     def part(models, state: DecodeState, carry):
@@ -83,7 +83,7 @@ def checked(models: Models, state: DecodeState, rows: int) -> Stopwatch:
     return looped(part, begin, models, state)
 
 
-def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatch:
+def proposed(models: Pair, state: DecodeState, tree: TreeSettings) -> Stopwatch:
     """A tree: backbone, candidates, head and all."""
     settings = DraftSettings(draft_sharpness=float("inf"), tree=tree)
 
@@ -95,14 +95,14 @@ def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatc
     return looped(part, lambda state: (state.anchors, state.draft_cache), models, state)
 
 
-def chain_stopwatches(models: Models, generator: Generator, state: DecodeState) -> dict[str, Stopwatch]:
+def chain_stopwatches(models: Pair, generator: Generator, state: DecodeState) -> dict[str, Stopwatch]:
     """A step, a round with and without the head, and a round's parts but for verify, which has its own widths."""
     timed = round_stopwatches(models, generator, state, (BASELINE, BACKBONE, DOMINO))
     return {NAMES.get(name, name): seconds for name, seconds in timed.items() if name != "verify"}
 
 
 def tree_stopwatches(
-    models: Models, settings: DecodeSettings, state: DecodeState, trees: list[TreeSettings]
+    models: Pair, settings: DecodeSettings, state: DecodeState, trees: list[TreeSettings]
 ) -> dict[str, Stopwatch]:
     """The proposal and the whole round of each tree."""
     timed = {f"propose_tree({tree.nodes})": proposed(models, state, tree) for tree in trees}
@@ -150,7 +150,7 @@ def measure(choices: argparse.Namespace) -> dict:
     }
 
 
-def must_bytes(models: Models, state: DecodeState, names, candidates: int = CANDIDATES[0]) -> dict[str, int]:
+def must_bytes(models: Pair, state: DecodeState, names, candidates: int = CANDIDATES[0]) -> dict[str, int]:
     """Bytes that a part must move (programs.must_move); verify of more rows differs by the rows it writes.
 
     candidates: of the head, one of CANDIDATES or 0.

@@ -18,7 +18,7 @@ from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method.losses import LossSettings, Objective
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.propose import propose
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.method.step import batch_gradients, label_blocks
@@ -59,7 +59,7 @@ def compare(folder: pathlib.Path, dtype: str) -> dict[str, dict[str, float]]:
     return {check: {"error": float(error), "limit": limit} for check, (error, limit) in errors.items()}
 
 
-def target_pass(models: Models, tokens: np.ndarray) -> dict[str, np.ndarray]:
+def target_pass(models: Pair, tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Logits and tapped features of whole rows, by one uncached pass."""
     taps = models.drafter.config.target_layer_ids
     run = jax.jit(lambda models, tokens: models.run_target(tokens, tap_layers=taps))
@@ -67,18 +67,18 @@ def target_pass(models: Models, tokens: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(out[name], np.float64) for name in ("logits", "features")}
 
 
-def target_errors(models: Models, arrays) -> dict[str, tuple[float, float]]:
+def target_errors(models: Pair, arrays) -> dict[str, tuple[float, float]]:
     out = target_pass(models, arrays["target.input_ids"])
     references = {"logits": arrays["target.logits"], "features": arrays["target.context_features"]}
     return {name: (np.abs(out[name] - values).max(), ARRAYS) for name, values in references.items()}
 
 
-def relative_errors(models: Models, arrays) -> dict[str, tuple[float, float]]:
+def relative_errors(models: Pair, arrays) -> dict[str, tuple[float, float]]:
     out, reference = target_pass(models, arrays["target.input_ids"])["logits"], arrays["target.logits"]
     return {"logits": (np.linalg.norm(out - reference) / np.linalg.norm(reference), LOGITS_BF16)}
 
 
-def training_errors(models: Models, arrays, figures) -> dict[str, tuple[float, float]]:
+def training_errors(models: Pair, arrays, figures) -> dict[str, tuple[float, float]]:
     """Losses and metrics at each λ, and the norm of every tensor's gradient."""
     config = models.drafter.config
     tokens = jnp.asarray(arrays["target.input_ids"], jnp.int32)
@@ -114,7 +114,7 @@ def gradient_norms(config, gradients: dict) -> dict[str, float]:
     return norms
 
 
-def decoding_errors(models: Models, figures, exact: bool) -> dict[str, tuple[float, float]]:
+def decoding_errors(models: Pair, figures, exact: bool) -> dict[str, tuple[float, float]]:
     """Answers that differ. exact: from the reference's; else those of Domino from plain decoding's, near ties apart."""
     rows = figures["generate"]
     settings = DecodeSettings(cache_length=128, max_new_tokens=rows[0]["max_new_tokens"], batch_size=len(rows))
@@ -143,7 +143,7 @@ def accepts(row: dict) -> list[int]:
     return [*whole, min(last, row["max_new_tokens"] - 1 - sum(whole))]
 
 
-def first_drafts(models: Models, generator: Generator, prompts: list[list[int]]) -> list[list[int]]:
+def first_drafts(models: Pair, generator: Generator, prompts: list[list[int]]) -> list[list[int]]:
     state = generator.start(models, prompts, range(len(prompts)))
     run = jax.jit(lambda models, state: propose(models, state, SamplingParams(), DraftSettings())[0])
     return run(models, state).tolist()

@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import Generator
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.loop import DecodeState, Prompts
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import loading, random_weights
@@ -59,7 +59,7 @@ def drafter_config(
     )
 
 
-def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int]) -> Models:
+def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int]) -> Pair:
     """Random target and drafter on this process' first device."""
     target = Qwen3(target_config(size), np.dtype(dtype))
     params = random_weights.random_params(target_shapes(target.config, dtype), dtype)
@@ -67,7 +67,7 @@ def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int]) -
     return random_weights.random_drafter(loaded, drafter_config(target.config, layers, head=head))
 
 
-def state_of(models: Models, generator: Generator, rows: int, slots: int, length: int) -> DecodeState:
+def state_of(models: Pair, generator: Generator, rows: int, slots: int, length: int) -> DecodeState:
     """`rows` requests with `length` committed tokens each, in random caches of `slots` slots: no prefill to compile."""
     column = jax.ShapeDtypeStruct((rows,), jnp.int32)
     keys = request_keys(0, jnp.arange(rows))

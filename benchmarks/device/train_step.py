@@ -27,7 +27,7 @@ from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.state import init_state
 from domino_jax.method.step import drafter_loss, label_blocks, make_train_step, target_pass
 from domino_jax.models import sharding
@@ -60,7 +60,7 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
         objective = Objective(settings, LAMBDA, drawn.labels.weight)
 
         def loss_of(params):
-            return drafter_loss(Models(target, target_params, drafter, params), features, batch, drawn, objective)
+            return drafter_loss(Pair(target, target_params, drafter, params), features, batch, drawn, objective)
 
         (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)

@@ -23,7 +23,7 @@ from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.method.exact import OF_ANCHORS, SAMPLING, Accepted, accepted_drafts, behind_choice
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
@@ -92,7 +92,7 @@ def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
     return row.token_ids[:start].tolist(), row.token_ids[start:end].tolist()
 
 
-def check_answers(answers: Sequence[TargetAnswer], models: Models, source: str) -> None:
+def check_answers(answers: Sequence[TargetAnswer], models: Pair, source: str) -> None:
     """DataError for tokens that the target does not know, for more of them than a model has positions, or for answers
     without a round.
 
@@ -158,19 +158,19 @@ class AnswerPasses:
         texts = [(list(one.prompt), list(one.token_ids), str(one.request)) for one in self.answers]
         return hashlib.sha256(repr(texts).encode()).hexdigest()
 
-    def __call__(self, models: Models, between: Callable[[int], None] = lambda _: None) -> list[Accepted]:
+    def __call__(self, models: Pair, between: Callable[[int], None] = lambda _: None) -> list[Accepted]:
         """For each answer of k tokens what rounds accept that start at all of them but the last, arrays [k-1, ...].
 
         between: called after each pass with the answers that it judged; an exception from it ends the call.
         """
         return [jax.tree.map(lambda x: x[:-1], one) for one in self._by_answer(self.judge, models, between)]
 
-    def chosen(self, models: Models) -> list[np.ndarray]:
+    def chosen(self, models: Pair) -> list[np.ndarray]:
         """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
-        limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Models(models.target, models.target_params)
+        limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Pair(models.target, models.target_params)
         return [margin <= limit for margin in self._by_answer(self.check, target)]
 
-    def chosen_share(self, models: Models, source: str, least: float = LEAST_CHOSEN) -> float:
+    def chosen_share(self, models: Pair, source: str, least: float = LEAST_CHOSEN) -> float:
         """The share of tokens that the target of `models` would choose; DataError where it is below `least`.
 
         source: of the answers, in the message.
@@ -187,11 +187,11 @@ class AnswerPasses:
         return share
 
     @staticmethod
-    def runs(models: Models) -> bool:
+    def runs(models: Pair) -> bool:
         """Whether XLA has all products of a pass for these models: on a CPU none of bfloat16 with float32 sums."""
         return jax.default_backend() != "cpu" or np.dtype(models.target.dtype) != jnp.bfloat16
 
-    def _by_answer(self, function: Callable, models: Models, between: Callable[[int], None] = lambda _: None) -> list:
+    def _by_answer(self, function: Callable, models: Pair, between: Callable[[int], None] = lambda _: None) -> list:
         if not self.runs(models):
             raise DominoError(
                 "answers cannot be judged in bfloat16 on a CPU, whose compiler lacks the products; set decode.dtype, in"

@@ -21,7 +21,7 @@ from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DecodeSettings, refused_mode
 from domino_jax.decoding.text_stream import TextStream
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
@@ -61,7 +61,7 @@ class Decoder:
         prefixes: where streams leave the caches of their texts for those that begin alike; None: nowhere.
     """
 
-    def __init__(self, models: Models, generator: Generator, tokenizer: Any, prefixes: Prefixes | None = None):
+    def __init__(self, models: Pair, generator: Generator, tokenizer: Any, prefixes: Prefixes | None = None):
         self.default_mode = TREE if generator.settings.drafting.tree else DRAFT if models.drafter else BASELINE
         self.models = models
         self.generator = generator

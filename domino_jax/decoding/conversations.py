@@ -9,7 +9,7 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.runtime.errors import DataError
 
 # Queues are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted
@@ -81,7 +81,7 @@ class Answerer:
     settings, stop_ids: of its generators, whose cache_length is all positions of the target and a block.
     """
 
-    def __init__(self, models: Models, settings: DecodeSettings, stop_ids: Sequence[int] = ()):
+    def __init__(self, models: Pair, settings: DecodeSettings, stop_ids: Sequence[int] = ()):
         self.models = models
         self.settings = settings
         self.stop_ids = stop_ids
@@ -98,9 +98,9 @@ class Answerer:
         drafter = self.models.drafter
         return drafter is not None and longest + self.max_new_tokens <= drafter.config.max_position_embeddings
 
-    def models_for(self, longest: int) -> Models:
+    def models_for(self, longest: int) -> Pair:
         """The models that answer prompts of this length."""
-        return self.models if self.drafts(longest) else Models(self.models.target, self.models.target_params)
+        return self.models if self.drafts(longest) else Pair(self.models.target, self.models.target_params)
 
     def generator(self, longest: int) -> Generator:
         """The generator that answers prompts of this length."""

@@ -14,7 +14,7 @@ from domino_jax.decoding.queue_sizes import whole_answers
 from domino_jax.decoding.requests import Request, with_defaults
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
@@ -62,7 +62,7 @@ class Generator(Programs):
 
     def generate(
         self,
-        models: Models,
+        models: Pair,
         prompts: Sequence[Sequence[int]],
         mode: str,
         requests: Sequence[int | Request] | None = None,
@@ -92,7 +92,7 @@ class Generator(Programs):
 
     def stream(
         self,
-        models: Models,
+        models: Pair,
         prompt: Sequence[int],
         mode: str,
         chunk_rounds: int = 1,
@@ -120,7 +120,7 @@ class Generator(Programs):
                 return
             tokens, rounds = len(one.token_ids), len(one.accept_lengths)
 
-    def start(self, models: Models, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
+    def start(self, models: Pair, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
         """Prefills one batch of batch_size rows; those without a prompt are done once they have a single token.
 
         The caches have room for the whole answers and a block of any mode.
@@ -134,7 +134,7 @@ class Generator(Programs):
 
     def queue(
         self,
-        models: Models,
+        models: Pair,
         mode: str,
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int | Request] | None = None,
@@ -163,7 +163,7 @@ class Generator(Programs):
         self.limits.check_prompt(prompt, self.request(request).max_new_tokens, name)
 
 
-def new_generator(models: Models, settings: DecodeSettings, stop_ids: Sequence[int] = ()) -> Generator:
+def new_generator(models: Pair, settings: DecodeSettings, stop_ids: Sequence[int] = ()) -> Generator:
     """The generator of these models, of which only the shapes are read.
 
     stop_ids: token ids that end an answer, unless ignore_eos. Those outside the vocabulary are dropped, because no

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.runtime.errors import DataError, DominoError
 
 
@@ -23,7 +23,7 @@ class Limits:
     model: str
 
     @classmethod
-    def of(cls, models: Models, settings: DecodeSettings) -> "Limits":
+    def of(cls, models: Pair, settings: DecodeSettings) -> "Limits":
         """Raises DominoError for a max_new_tokens that leaves no position for a prompt."""
         modules = {"target": models.target, "drafter": models.drafter}
         positions = {name: module.config.max_position_embeddings for name, module in modules.items() if module}

@@ -12,7 +12,7 @@ from domino_jax.decoding.prefixes import SHORTEST, CachedText
 from domino_jax.decoding.programs import Program
 from domino_jax.decoding.requests import Request
 from domino_jax.method.loop import Prompts
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import RowSampling, request_keys
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import slots_of
@@ -65,7 +65,7 @@ def prefill_program(
     first_stop = lengths + np.minimum([request.min_tokens for request in requests], limits).astype(np.int32)
     sampling = kind and RowSampling.of([request.sampling for request in requests], kind, first_stop)
     endless = np.array([request.ignore_eos for request in requests])
-    models = Models(queue.models.target, queue.models.target_params) if queue.plain else queue.models
+    models = Pair(queue.models.target, queue.models.target_params) if queue.plain else queue.models
     arguments = (models, Prompts(padded, lengths, limits, keys, sampling, endless), queue.generator.stop_ids)
     key = ("prefill", rows, bucket, slots, queue.plain, kind)
     if earlier:

@@ -16,7 +16,7 @@ from domino_jax.decoding.settings import BASELINE, MODES, TREE, DecodeSettings, 
 from domino_jax.decoding.width import WidthController
 from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.rounds import autoregressive_round, speculative_round
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import sharding
@@ -111,7 +111,7 @@ class Programs:
             return 2  # cache.append writes a block of one as two
         return self.drafting(mode).block_rows(self.drafter)
 
-    def prefill(self, models: Models, prompts: Prompts, stop_ids: jax.Array, *earlier: Any, slots: int) -> DecodeState:
+    def prefill(self, models: Pair, prompts: Prompts, stop_ids: jax.Array, *earlier: Any, slots: int) -> DecodeState:
         """The unjitted program that starts a batch (loop.prefill); `slots` is static.
 
         earlier: caches and how many of their rows to start from, or nothing.
@@ -121,7 +121,7 @@ class Programs:
 
     def dispatch(
         self,
-        models: Models,
+        models: Pair,
         state: DecodeState,
         mode: str,
         max_rounds: int,
@@ -147,7 +147,7 @@ class Programs:
         return Program(key, self.rounds(mode, drafts), (models, state, self.stop_ids, *limits), donate=(1,))
 
     def advance(
-        self, models: Models, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
+        self, models: Pair, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
     ) -> DecodeState:
         """Up to max_rounds rounds in one `dispatch`; the state passed in is donated."""
         clock = clock or Clock()

@@ -21,7 +21,7 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import TREE
 from domino_jax.decoding.width import PROBE, Choice, Dispatch
 from domino_jax.method.loop import DecodeState, put_rows
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import slots_of
 
@@ -68,7 +68,7 @@ class Queue:
     def __init__(
         self,
         generator: Programs,
-        models: Models,
+        models: Pair,
         mode: str,
         requests: Sequence[QueuedRequest] | None = None,
         *,

@@ -11,7 +11,7 @@ from domino_jax.decoding.prefill import open_kind
 from domino_jax.decoding.prefixes import CachedText
 from domino_jax.decoding.programs import Program, Programs
 from domino_jax.method.loop import DecodeState, take_rows
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
@@ -151,7 +151,7 @@ def _resize_part(part, rows: jax.Array, slots: int):
     return resize(part, slots)
 
 
-def _cut_out(models: Models, caches: tuple, rows: jax.Array, slots: int) -> tuple:
+def _cut_out(models: Pair, caches: tuple, rows: jax.Array, slots: int) -> tuple:
     """Both caches of these rows, with slots for texts that fit `slots`."""
     target, draft = take_rows(caches, rows)
     return resize(target, slots), models.resize_context(draft, slots)

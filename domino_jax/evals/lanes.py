@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
 from domino_jax.decoding.settings import BASELINE
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 
 # Divergences that a report lists; all are counted.
 LISTED = 100
@@ -21,7 +21,7 @@ class Lane:
 
     name: str
     mode: str
-    models: Models
+    models: Pair
     generator: Generator
     drafter: str | None = None
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
 from domino_jax.method.drafters import CONFIGS, AnyConfig
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.distributed import say
@@ -141,7 +141,7 @@ class Loader:
         simulated = self.settings.simulate_tau > 0
         return target_or_random(self.target_path, self.settings.dtype, self._place(), self.quantize, simulated)
 
-    def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
+    def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Pair:
         """The target with the drafter that `modes` need."""
         place = self._place()
         if not needs_drafter(modes):

@@ -10,7 +10,7 @@ import numpy as np
 
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.requests import Request
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import position_noise, request_keys
 from domino_jax.method.settings import SamplingParams
 
@@ -31,7 +31,7 @@ class Divergence:
 
 
 def divergences(
-    models: Models,
+    models: Pair,
     generator: Generator,
     prompts: Sequence[Sequence[int]],
     reference: Sequence[Generation],
@@ -80,7 +80,7 @@ def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams
     return float(2 * unit / (params.temperature or 1.0))
 
 
-def logits_after(models: Models, prefix: Sequence[int], width: int) -> np.ndarray:
+def logits_after(models: Pair, prefix: Sequence[int], width: int) -> np.ndarray:
     """The target's logits float64 [V] after `prefix`, by one uncached pass of `width` tokens, without the loop."""
     length = len(prefix)
     padded = np.zeros((1, width), np.int32)

@@ -11,13 +11,13 @@ from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT, TREE, DecodeSettings
 from domino_jax.evals.run_files import GENERATIONS
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 
 ROWS = 4  # of a pass
 
 
 def predicted_rounds(
-    models: Models, settings: DecodeSettings, prompts: Sequence[Prompt], folder: Path
+    models: Pair, settings: DecodeSettings, prompts: Sequence[Prompt], folder: Path
 ) -> dict[str, dict[str, int]]:
     """{mode that drafts chains: {"same": rounds that emitted what was predicted, "of": rounds}}.
 

@@ -13,7 +13,7 @@ import numpy as np
 from domino_jax.decoding.generate import Clock, Generator, new_generator
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState, emit, record_round
-from domino_jax.method.pair import Models, TargetRows
+from domino_jax.method.pair import Pair, TargetRows
 from domino_jax.method.propose import draft_base, draft_positions, propose, roll_out_head
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import DraftSettings
@@ -27,7 +27,7 @@ CHAINS = (BACKBONE, DRAFT, DOMINO)
 
 
 def round_split(
-    models: Models, generator: Generator, state: DecodeState, modes: Sequence[str], repeats: int = 7
+    models: Pair, generator: Generator, state: DecodeState, modes: Sequence[str], repeats: int = 7
 ) -> dict[str, dict[str, float]]:
     """By mode the median seconds of one round and of its parts, each timed inside a separate jitted loop.
 
@@ -46,7 +46,7 @@ def round_split(
 
 
 def round_seconds(
-    models: Models, settings: DecodeSettings, prompts: Sequence[Sequence[int]], widths: Sequence[int], repeats: int = 7
+    models: Pair, settings: DecodeSettings, prompts: Sequence[Sequence[int]], widths: Sequence[int], repeats: int = 7
 ) -> dict[int, float]:
     """Median seconds of a plain step, under 0, and of rounds with these numbers of drafts, after these prompts."""
     generators = {drafts: new_generator(models, settings.change(num_drafts=drafts or None)) for drafts in (0, *widths)}
@@ -59,7 +59,7 @@ def round_seconds(
 
 
 def round_stopwatches(
-    models: Models, generator: Generator, state: DecodeState, modes: Sequence[str]
+    models: Pair, generator: Generator, state: DecodeState, modes: Sequence[str]
 ) -> dict[str, Callable[[int], float]]:
     """What round_split times, as turns → seconds: parts of a chain by name, whole rounds by round_of."""
     live, parts = endless(state), {}
@@ -95,7 +95,7 @@ def stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
     return seconds
 
 
-def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
+def round_stopwatch(models: Pair, generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
     """turns → seconds of that many rounds, or plain steps, by the program that generations run."""
     if generator.plain(mode):
         live = live.replace(draft_cache=())  # as plain generations start

@@ -8,7 +8,7 @@ from typing import Any
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.drafters import AnyConfig
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.weights.draft_vocab import copied_bytes
 from domino_jax.weights.loading import LoadedTarget
 
@@ -34,7 +34,7 @@ class RunDrafter:
     settings: in effect, which fit its block.  identity: its path and drafter_identity, for the report.
     """
 
-    models: Models
+    models: Pair
     settings: DecodeSettings
     identity: Mapping[str, Any] | None
 

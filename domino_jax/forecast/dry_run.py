@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from domino_jax.forecast import compiled, topologies
 from domino_jax.method.drafters import AnyDrafter
 from domino_jax.method.exact import OF_ANCHORS, accepted_drafts
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -82,7 +82,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     figures["evaluation"] = None
     if config.eval.every:
         with jax.set_mesh(mesh):
-            models = Models(target, params, drafter, state.best_params)
+            models = Pair(target, params, drafter, state.best_params)
             figures["evaluation"] = examine_evaluation(config, models, mesh, device_bytes((params, state)))
     chip = topologies.chip_of(topology)
     figures["chip_bytes"] = chip.memory if chip else None
@@ -101,7 +101,7 @@ def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[
     return step.trace(state, params, rows, key_shape(mesh)), state, params
 
 
-def examine_evaluation(config, models: Models, mesh: Mesh, resident: int) -> dict[str, Any]:
+def examine_evaluation(config, models: Pair, mesh: Mesh, resident: int) -> dict[str, Any]:
     """What dry_run.json holds under "evaluation": of a pass over answers (decoding/answers.py), its rows full of places
     to judge. resident: bytes of the target and the training state on a chip."""
     length, rows = config.data.max_length, config.train.batch_size // config.train.accumulate

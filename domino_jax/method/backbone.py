@@ -142,7 +142,7 @@ def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anch
     of_blocks = (slices.cut(x, 1, size) for x in (anchors, starts, keep))
     parts = (slices.cut(q, 3, size), slices.cut(k, 2, size), slices.cut(v, 2, size), *of_blocks)
     one = jax.checkpoint(lambda part: _attend_blocks(context, *part, *rule))
-    return slices.joined(jax.lax.map(one, parts), 3, anchors.shape[1])
+    return slices.join(jax.lax.map(one, parts), 3, anchors.shape[1])
 
 
 def _attend_blocks(

@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method import blocks
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
 from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
 from domino_jax.method.settings import DraftSettings, SamplingKind
 from domino_jax.method.step import Batch, target_pass
 from domino_jax.models.shapes import Features
-from domino_jax.models.slices import BLOCKS, cut, joined
+from domino_jax.models.slices import BLOCKS, cut, join
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING)
@@ -60,7 +60,7 @@ class Places(NamedTuple):
 
 
 def accepted_drafts(
-    models: Models, batch: Batch, settings: DraftSettings, kind: SamplingKind, slice_blocks: int = BLOCKS
+    models: Pair, batch: Batch, settings: DraftSettings, kind: SamplingKind, slice_blocks: int = BLOCKS
 ) -> Accepted:
     """What rounds from every anchor accept, with all drafts of a round or settings.num_drafts where that is more.
 
@@ -93,7 +93,7 @@ def accepted_drafts(
     return _in_slices(judge, batch, slice_blocks)
 
 
-def behind_choice(models: Models, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
+def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
     """float32 [B, A]: by how much log p + g of the token at each anchor is below that of the target's choice there.
 
     0: it is the choice. Rounding explains less than a near tie (docs/method.md); more, and the answer is not this
@@ -126,7 +126,7 @@ def _in_slices(function: Callable[[Batch], Any], batch: Batch, size: int) -> Any
         here = function(jax.tree.map(lambda x: x[index], parts))
         return jax.tree.map(lambda all_, one: all_.at[index].set(one), out, here)
 
-    return jax.tree.map(lambda x: joined(x, 1, count), jax.lax.fori_loop(0, used, step, out))
+    return jax.tree.map(lambda x: join(x, 1, count), jax.lax.fori_loop(0, used, step, out))
 
 
 def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
@@ -145,14 +145,14 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
     return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys, sampling)
 
 
-def _settled(models: Models, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
+def _settled(models: Pair, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
     """The drafts of base logits [R, M, N] alone."""
     candidates = slot_candidates(models, at, base, 0, at.sampling, settings)
     return choose_scored_drafts(candidates, at.sampling, settings.draft_sharpness)
 
 
 def _block_drafts(
-    models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
+    models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, Drafted | None]]:
     """A slice of anchors → the drafts of its R blocks, and those of the backbone alone."""
     config, positions = models.drafter.config, batch["positions"]
@@ -176,7 +176,7 @@ def _block_drafts(
 
 
 def _chain_drafts(
-    models: Models, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
+    models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
     """`_block_drafts` for EAGLE-3, whose passes read the text's tokens as in its training.
 

@@ -7,7 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.pair import Models, TargetRows
+from domino_jax.method.pair import Pair, TargetRows
 from domino_jax.method.sampling import RowSampling, Sampling, choose
 from domino_jax.models.cache import Cache, resize
 
@@ -113,7 +113,7 @@ def record_round(state: DecodeState, emitted: jax.Array) -> DecodeState:
 
 
 def prefill(
-    models: Models,
+    models: Pair,
     prompts: Prompts,
     stop_ids: jax.Array,
     earlier: tuple[Cache, Any] | None = None,
@@ -163,7 +163,7 @@ def prefill(
 
 
 def read_prompts(
-    models: Models,
+    models: Pair,
     tokens: jax.Array,
     lengths: jax.Array,
     earlier: tuple[Cache, Any] | None = None,
@@ -213,8 +213,8 @@ def chunk_size(batch: int, padded: int) -> int:
 
 
 def run_rounds(
-    round_: Callable[[Models, DecodeState, jax.Array], DecodeState],
-    models: Models,
+    round_: Callable[[Pair, DecodeState, jax.Array], DecodeState],
+    models: Pair,
     state: DecodeState,
     stop_ids: jax.Array,
     max_rounds: jax.Array,

@@ -172,7 +172,7 @@ class Objective:
 
         Args:
             default: of Domino, with inputs (z [B, A, G, D], codes [B, A, M, E] or None) and the head's parameters.
-            models: pair.Models.  base_logits: z → base logits.
+            models: pair.Pair.  base_logits: z → base logits.
             previous_tokens: int32 [B, A, T], the tokens before the slots that the head sees.
         """
         return default

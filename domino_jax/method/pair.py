@@ -35,7 +35,7 @@ class TargetRows(NamedTuple):
 
 
 @flax.struct.dataclass
-class Models:
+class Pair:
     """The modules are static, the parameters are arrays. drafter and drafter_params are None for plain decoding."""
 
     target: Qwen3 = flax.struct.field(pytree_node=False)
@@ -54,7 +54,7 @@ class Models:
         """Hidden states [..., D] → the target's float32 logits [..., V]."""
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
-    def with_gathered_head(self) -> "Models":
+    def with_gathered_head(self) -> "Pair":
         """These models for many calls of `unembed` and `draft_logits` in one program: the matrix is gathered once."""
         return self.replace(target_params=self.target.with_gathered_head(self.target_params))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import Drafted, choose_drafts, draft_in_passes, roll_out, scan_drafts
 from domino_jax.method.sampling import Sampling, reads_noise
 from domino_jax.method.settings import DraftSettings
@@ -18,7 +18,7 @@ from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.sharding import constrain
 
 
-def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
+def propose(models: Pair, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
     """Draft tokens int32 [B, M], and the draft cache with the draft's rows after the committed length.
 
     Without drafts (num_drafts 0) no backbone runs.
@@ -41,7 +41,7 @@ def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
 
 
 def draft_base(
-    models: Models,
+    models: Pair,
     state: DecodeState,
     num_drafts: int | None = None,
     use_head: bool = True,
@@ -59,7 +59,7 @@ def draft_base(
     return z, predicting_logits(models, z, num_drafts, use_head), cache
 
 
-def predicting_logits(models: Models, z: Hidden, num_drafts: int | None, use_head: bool) -> Logits:
+def predicting_logits(models: Pair, z: Hidden, num_drafts: int | None, use_head: bool) -> Logits:
     """Base logits float32 [B, M, N] of the first `num_drafts` slots that predict a token, of z [B, T, D]."""
     config = models.drafter.config
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
@@ -72,7 +72,7 @@ def predicting_logits(models: Models, z: Hidden, num_drafts: int | None, use_hea
 
 
 def slot_candidates(
-    models: Models, state: DecodeState, base: Logits, count: int, sampling: Sampling, settings: DraftSettings
+    models: Pair, state: DecodeState, base: Logits, count: int, sampling: Sampling, settings: DraftSettings
 ) -> Candidates:
     """`pick_candidates` of base logits float32 [B, M, N], with the target's noise where the drafts share it."""
     candidates = pick_candidates(base, count, models.drafter.config.draft_tokens)
@@ -83,7 +83,7 @@ def slot_candidates(
 
 
 def roll_out_head(
-    models: Models,
+    models: Pair,
     state: DecodeState,
     z: Hidden,
     base: Logits,
@@ -104,15 +104,13 @@ def roll_out_head(
     return roll_out(models, prefix, z, candidates, choose, scan_drafts)
 
 
-def read_prefix(models: Models, state: DecodeState) -> jax.Array:
+def read_prefix(models: Pair, state: DecodeState) -> jax.Array:
     """The prefix tokens int32 [B, 1 + extra_slots]: the anchor, and the token before it where the head reads that."""
     tokens = jnp.stack([state.before, state.anchors], axis=1)
     return tokens[:, 1 - models.drafter.config.extra_slots :]
 
 
-def draft_chain(
-    models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
-) -> tuple[jax.Array, Any]:
+def draft_chain(models: Pair, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
     """`propose` for EAGLE-3: its layer runs once per draft, first on the anchor, then on each draft but the last.
 
     Without drafts it writes the anchor's row all the same, whose token was not known when the prompt was read.

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.candidates import Candidates
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import Sampling, choose_with, process_logits
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.models.slices import cut, joined
+from domino_jax.models.slices import cut, join
 
 GREEDY = SamplingParams()
 
@@ -73,7 +73,7 @@ def _take(values: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def roll_out(
-    models: Models,
+    models: Pair,
     prefix_tokens: jax.Array,
     z: Hidden,
     candidates: Candidates,
@@ -135,7 +135,7 @@ def roll_out(
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
 
 
-def read_ahead(models: Models, consumed: jax.Array, candidates: jax.Array) -> jax.Array:
+def read_ahead(models: Pair, consumed: jax.Array, candidates: jax.Array) -> jax.Array:
     """The head's reading of consumed tokens int32 [B, n] and after them of candidates [B, m, Q], [B, n + m·Q, any].
 
     One product, so that its matrix is read once and not for every draft.
@@ -150,7 +150,7 @@ def by_platform(chain: Callable[[bool], Drafted]) -> Drafted:
 
 
 def draft_in_passes(
-    models: Models,
+    models: Pair,
     prefix_tokens: jax.Array,
     z: Hidden,
     candidates: Candidates,
@@ -177,7 +177,7 @@ def draft_in_passes(
     return scan_drafts(again, choose(candidates), jnp.arange(min(passes, slots)))[0]
 
 
-def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: Candidates) -> jax.Array:
+def roll_out_blocks(models: Pair, anchors: jax.Array, z: Hidden, candidates: Candidates) -> jax.Array:
     """The greedy roll-out of the blocks of a batch, for heads that read the predicting slots alone: int32 [B, n, M].
 
     Args:
@@ -188,7 +188,7 @@ def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: C
 
 
 def greedy_tokens(
-    models: Models, z: Hidden, anchors: jax.Array, unembed: Callable[[Hidden], Logits], slice_blocks: int
+    models: Pair, z: Hidden, anchors: jax.Array, unembed: Callable[[Hidden], Logits], slice_blocks: int
 ) -> jax.Array:
     """int32 [B, A, M], the tokens before the predicting slots: the anchor, then the head's greedy draft of each slot.
 
@@ -210,4 +210,4 @@ def greedy_tokens(
         drafts = roll_out_blocks(models, anchors, z, Candidates(None, jax.lax.stop_gradient(unembed(z))))
         return jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)
 
-    return joined(jax.lax.map(tokens_before, parts), 1, count)
+    return join(jax.lax.map(tokens_before, parts), 1, count)

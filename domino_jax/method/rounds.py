@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.loop import DecodeState, emit, record_round
-from domino_jax.method.pair import Models, TargetRows
+from domino_jax.method.pair import Pair, TargetRows
 from domino_jax.method.propose import draft_positions, propose
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import DraftSettings
@@ -16,7 +16,7 @@ from domino_jax.models.cache import keep_path
 
 
 def autoregressive_round(
-    models: Models,
+    models: Pair,
     state: DecodeState,
     stop_ids: jax.Array,
     sampling: Sampling,
@@ -39,7 +39,7 @@ def autoregressive_round(
 
 
 def speculative_round(
-    models: Models,
+    models: Pair,
     state: DecodeState,
     stop_ids: jax.Array,
     sampling: Sampling,
@@ -72,7 +72,7 @@ def speculative_round(
 
 
 def tree_round(
-    models: Models,
+    models: Pair,
     state: DecodeState,
     stop_ids: jax.Array,
     sampling: Sampling,
@@ -100,7 +100,7 @@ def tree_round(
 
 
 def commit(
-    models: Models,
+    models: Pair,
     state: DecodeState,
     out: Verified,
     draft_cache: Any,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from domino_jax.models.slices import cut, joined
+from domino_jax.models.slices import cut, join
 
 Sums = dict[str, jax.Array]
 
@@ -71,7 +71,7 @@ def sliced_loss(forward: SlicedForward, labels: Any, objective: Any) -> tuple[ja
             return (losses, sums, of_params), of_inputs
 
         (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, slices(inputs))
-        return total((losses, sums)), (of_params, jax.tree.map(lambda x: joined(x, 1, blocks), of_inputs))
+        return total((losses, sums)), (of_params, jax.tree.map(lambda x: join(x, 1, blocks), of_inputs))
 
     def backward(gradients, cotangents):
         return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)

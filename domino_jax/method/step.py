@@ -17,7 +17,7 @@ from domino_jax.method.drafter import Drafter
 from domino_jax.method.drafters import AnyDrafter
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
 from domino_jax.method.losses import Labels, LossSettings, Objective, Outputs, slot_weights
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.sliced_loss import SlicedForward, Sums, scan_sum, sliced_loss
 from domino_jax.method.state import TrainState
@@ -76,7 +76,7 @@ def label_blocks(
 
 
 def drafter_loss(
-    models: Models,
+    models: Pair,
     features: Features,
     batch: Batch,
     blocks: Blocks,
@@ -138,7 +138,7 @@ def correct_logits(drafter: Drafter, params: dict, base: jax.Array, codes: jax.A
 
 
 def batch_gradients(
-    models: Models, batch: Batch, blocks: Blocks | Labels, objective: Any, accumulate: int
+    models: Pair, batch: Batch, blocks: Blocks | Labels, objective: Any, accumulate: int
 ) -> tuple[Sums, dict]:
     """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
 
@@ -200,7 +200,7 @@ def make_train_step(
         else:
             blocks = labels = settings.labels(drafter.config, batch)
             objective, count = settings.objective(drafter.config, labels), labels.label_weights.max(axis=-1).sum()
-        models = Models(target, target_params, drafter, state.params)
+        models = Pair(target, target_params, drafter, state.params)
         sums, gradients = batch_gradients(models, batch, blocks, objective, accumulate)
         metrics = objective.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.candidates import Candidates
 from domino_jax.method.loop import DecodeState
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base, read_prefix, slot_candidates
 from domino_jax.method.rollout import scan_drafts
 from domino_jax.method.sampling import Sampling, process_logits
@@ -40,7 +40,7 @@ class Ledger(NamedTuple):
     scores: jax.Array
 
 
-def propose_tree(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
+def propose_tree(models: Pair, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
     """The draft of one round, and the draft cache with the backbone's block after the committed length."""
     tree = settings.tree
     z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
@@ -49,7 +49,7 @@ def propose_tree(models: Models, state: DecodeState, sampling: Sampling, setting
 
 
 def roll_out_lanes(
-    models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
+    models: Pair, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
     """The counterpart of roll_out_head: from z [B, T, D] and base logits float32 [B, M, V] the nodes to choose from."""
     config = models.drafter.config
@@ -78,7 +78,7 @@ def log_rest(base: Logits, candidates: jax.Array) -> jax.Array:
 
 
 def grow_lanes(
-    models: Models,
+    models: Pair,
     prefix_tokens: jax.Array,
     z: jax.Array,
     candidates: Candidates,

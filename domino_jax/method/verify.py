@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.models.cache import Cache, block_mask
 from domino_jax.models.shapes import Features, Lengths, Logits
 
@@ -37,7 +37,7 @@ class Verified(NamedTuple):
 
 
 def verify(
-    models: Models,
+    models: Pair,
     cache: Cache,
     tokens: jax.Array,
     lengths: Lengths,

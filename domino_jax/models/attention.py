@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from domino_jax.models import gpu_attention, tpu_attention
 from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED, Mask
-from domino_jax.models.slices import cut, joined
+from domino_jax.models.slices import cut, join
 
 # Attention scores of a prefill that live at once, 268 MB in float32.
 PREFILL_SCORES = 2**26
@@ -87,7 +87,7 @@ def attend_causal(
         return attend(rows, k, v, causal_mask(index, keys, query_documents, documents))
 
     query_documents = None if documents is None else cut(query_documents, 1, slice_rows)
-    return joined(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), query_documents)), 2, length)
+    return join(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), query_documents)), 2, length)
 
 
 def attend_row(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:

@@ -50,13 +50,13 @@ class Linear(nn.Module):
 
 
 def in_use(kernel: Matrix, module: str | None, dtype: Any = None, kv_heads: int | None = None) -> Matrix:
-    """A stored matrix as products use it: in `dtype`, unless it is in eight bits, and laid out by sharding.gathered.
+    """A stored matrix as products use it: in `dtype`, unless it is in eight bits, and laid out by sharding.gather.
 
     module: its name; None for a matrix that is used as it is stored.
     """
 
     def laid_out(leaf: jax.Array) -> jax.Array:
-        return leaf if module is None else sharding.gathered(leaf, module, kv_heads)
+        return leaf if module is None else sharding.gather(leaf, module, kv_heads)
 
     if quantized.is_quantized(kernel):
         return jax.tree.map(laid_out, kernel)

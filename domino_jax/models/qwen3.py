@@ -24,7 +24,7 @@ from domino_jax.models.decoder_layer import DecoderLayer
 from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_rows
 from domino_jax.models.moe import ExpertConfig, read_expert_config
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
-from domino_jax.models.sharding import constrain, gathered
+from domino_jax.models.sharding import constrain, gather
 from domino_jax.runtime.errors import DataError, quote
 
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
@@ -98,7 +98,7 @@ class Qwen3(nn.Module):
     def unembed(self, hidden: Hidden) -> Logits:
         """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""
         if self.config.tie_word_embeddings:
-            table = gathered(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
+            table = gather(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
             product = functools.partial(jnp.einsum, "...d,vd->...v", preferred_element_type=jnp.float32)
             return with_rows(product, hidden.astype(self.dtype), table)
         return self.lm_head(hidden)

@@ -194,7 +194,7 @@ def fitted(x: jax.Array, *axes: str | None) -> PartitionSpec:
     return _fitting(_mesh_shape(), axes, x.shape)
 
 
-def gathered(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
+def gather(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
     """A module's matrix as a product uses it: whole over fsdp, split over tensor; its gradient as it is stored.
 
     Constrained at the use, after the cast to the compute type, so that a bfloat16 step gathers two bytes a weight, not

@@ -16,7 +16,7 @@ def cut(x: jax.Array, axis: int, size: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(*x.shape[:axis], slices, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def joined(slices: jax.Array, axis: int, length: int) -> jax.Array:
+def join(slices: jax.Array, axis: int, length: int) -> jax.Array:
     """What `cut` took apart, `length` long along `axis` again."""
     x = jnp.moveaxis(slices, 0, axis)
     x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])

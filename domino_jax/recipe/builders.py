@@ -30,7 +30,7 @@ from domino_jax.method.fields import recipe_keys
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
@@ -274,7 +274,7 @@ def evaluation_of(config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Se
         DominoError, DataError: answers that the models cannot read, or that are another target's.
     """
     source, drafting = config.eval.answers or "the held-out prompts", chain_drafting(config, drafter.config)
-    models = Models(loaded.model, loaded.params, drafter)
+    models = Pair(loaded.model, loaded.params, drafter)
     check_answers(answers, models, source)
     passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate)
     refuse_differences({"the answers": passes.digest})

@@ -21,7 +21,7 @@ from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, write_report
 from domino_jax.evals.run_info import PromptSource, RunDrafter, RunInfo
 from domino_jax.method.drafters import CONFIGS, AnyDrafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.models.sharding import replicated
 from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.recipe.prompt_rows import read_rows
@@ -40,7 +40,7 @@ def final_settings(config, head: str) -> DecodeSettings:
 
 
 def final_prompts(
-    config, loaded: LoadedTarget, models: Models, settings: DecodeSettings
+    config, loaded: LoadedTarget, models: Pair, settings: DecodeSettings
 ) -> tuple[list[Prompt], PromptSource]:
     """The prompts of `decode_trained`, and where they come from; others are refused together, or left out."""
     codec, generator = TextCodec(loaded.tokenizer, settings.thinking), new_generator(models, settings)
@@ -54,7 +54,7 @@ def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple
     if not config.eval.final or jax.process_count() > 1:
         return []
     settings = lower_to_drafter(final_settings(config, drafter.config.head), drafter.config)
-    models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
+    models = Pair(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
     return [prompt.token_ids for prompt in final_prompts(config, loaded, models, settings)[0]]
 
 

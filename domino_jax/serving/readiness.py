@@ -12,7 +12,7 @@ from domino_jax.decoding.prefill import open_kind
 from domino_jax.decoding.programs import Program
 from domino_jax.decoding.queue import Queue, QueuedRequest
 from domino_jax.decoding.requests import Request
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.serving.requests import ServedRequest
 
@@ -20,7 +20,7 @@ from domino_jax.serving.requests import ServedRequest
 class Readiness:
     """The kinds of requests that are served, and the compilations that other kinds wait for."""
 
-    def __init__(self, generator: BackgroundGenerator, models: Models):
+    def __init__(self, generator: BackgroundGenerator, models: Pair):
         self.generator, self.models = generator, models
         self._served: set[tuple] = set()
         self._awaited: dict[tuple, Future] = {}

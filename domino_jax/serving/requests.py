@@ -8,7 +8,7 @@ from typing import Any
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.queue import QueuedRequest
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 
 
 class Refusal(Exception):
@@ -26,7 +26,7 @@ class ServedModel:
     """What a server decodes with. modes: those of requests, the last one is that of requests that name none."""
 
     name: str
-    models: Models
+    models: Pair
     generator: Generator
     tokenizer: Any
     modes: tuple[str, ...]

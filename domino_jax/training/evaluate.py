@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates, tau_per_prompt, tau_pooled
 from domino_jax.decoding.answers import AnswerPasses
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.runtime.progress import Progress
 
 SILENT = functools.partial(Progress, bar=False, lines=False)
@@ -27,7 +27,7 @@ class Evaluation:
         drafts: of a round, for the figures that name no other number.
     """
 
-    def __init__(self, models: Models, passes: AnswerPasses, drafts: int):
+    def __init__(self, models: Pair, passes: AnswerPasses, drafts: int):
         self.models, self.passes, self.drafts = models, passes, drafts
 
     @property

@@ -16,7 +16,7 @@ from domino_jax.data.rows import TrainingRows, mark_answers
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, last_answer
 from domino_jax.decoding.requests import Request
 from domino_jax.method.drafters import AnyConfig
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.models.sharding import row_shards
 from domino_jax.runtime.distributed import is_primary
@@ -57,7 +57,7 @@ def run_preflight(
     answers = [TargetAnswer("", *last_answer(row), request) for row in drawn[:SCORED_ROWS]]
     with jax.set_mesh(mesh):
         passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh))
-        share = passes.chosen_share(Models(loaded.model, loaded.params), "the rows", least=0.0)
+        share = passes.chosen_share(Pair(loaded.model, loaded.params), "the rows", least=0.0)
     facts = {
         "mask_token_id": mask_token_id,
         "stop_ids": list(loaded.stop_ids),

@@ -11,7 +11,7 @@ import numpy as np
 
 from domino_jax.method.drafter import quantized_matrices, rows_together
 from domino_jax.method.drafters import AnyConfig, new_drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.remote import cache_folder
@@ -95,7 +95,7 @@ def load_models(
     drafter_path: str | None,
     sharding: Sharding = None,
     drafting: DraftSettings | None = None,
-) -> Models:
+) -> Pair:
     """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
 
     Args:
@@ -104,12 +104,12 @@ def load_models(
             None: all, as they are.
     """
     if not drafter_path:
-        return Models(loaded.model, loaded.params)
+        return Pair(loaded.model, loaded.params)
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
     config, params = as_drafted(config, params, loaded, drafter_path, drafting or DraftSettings(), sharding)
     drafter = new_drafter(config, dtype, whole_head=sharding is not None)
-    return Models(loaded.model, loaded.params, drafter, rows_together(params))
+    return Pair(loaded.model, loaded.params, drafter, rows_together(params))
 
 
 def as_drafted(

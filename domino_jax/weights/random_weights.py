@@ -14,7 +14,7 @@ import numpy as np
 
 from domino_jax.method.drafter import init_drafter_params, rows_together
 from domino_jax.method.drafters import AnyConfig, new_drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
@@ -46,12 +46,12 @@ def target_or_random(
 
 def random_drafter(
     loaded: LoadedTarget, config: AnyConfig, sharding: Sharding = None, drafting: DraftSettings | None = None
-) -> Models:
+) -> Pair:
     """The target with a drafter of `config` and random weights. drafting: for draft_weights; None: the default."""
     drafter = new_drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     params = random_params(shapes, loaded.model.dtype, sharding)
-    return Models(loaded.model, loaded.params, drafter, rows_together(in_draft_type(params, drafting)))
+    return Pair(loaded.model, loaded.params, drafter, rows_together(in_draft_type(params, drafting)))
 
 
 def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:

@@ -9,7 +9,7 @@ from assets.tiny_answers import prompt_code
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.requests import Request
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_target
@@ -67,7 +67,7 @@ def test_shipped_answers_are_the_targets_choice(answers):
     loaded = load_target(str(FOLDER), "float32")
     request = Request(0, 0, None, SamplingParams())
     passes = AnswerPasses([TargetAnswer("", *pair, request) for pair in answers], DraftSettings(), 8)
-    chosen = passes.chosen(Models(loaded.model, loaded.params))
+    chosen = passes.chosen(Pair(loaded.model, loaded.params))
     assert sum(one.all() for one in chosen) >= 199  # one may differ at a near tie of another compiler
 
 

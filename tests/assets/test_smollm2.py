@@ -6,7 +6,7 @@ import domino_jax
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ASSETS
 
@@ -15,7 +15,7 @@ from tests.helpers.paths import ASSETS
 def test_the_real_model_answers_in_english(smollm2):
     loaded = load_target(str(smollm2), "float32")
     row = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    models = Models(loaded.model, loaded.params)
+    models = Pair(loaded.model, loaded.params)
     generator = new_generator(models, DecodeSettings(cache_length=96, max_new_tokens=24), loaded.stop_ids)
     prompt = encode_prompt(loaded.tokenizer, row, False)
     [answer] = generator.generate(models, [prompt], "autoregressive").answers

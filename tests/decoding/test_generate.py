@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import (
@@ -72,7 +72,7 @@ def test_a_prompt_that_cannot_be_is_refused(prompt, message):
     ],
 )
 def test_a_mode_that_the_models_do_not_have_is_refused(head, mode, message):
-    models = random_models(head=head) if head else Models(*random_target())
+    models = random_models(head=head) if head else Pair(*random_target())
     with pytest.raises(DominoError, match=message):
         make_generator(models).generate([[1]], mode)
 
@@ -91,7 +91,7 @@ def test_more_drafts_than_the_drafter_makes_are_refused(head, choices, values):
 
 def test_plain_decoding_needs_no_drafter():
     target, params = random_target()
-    made = make_generator(Models(target, params))
+    made = make_generator(Pair(target, params))
     assert made.generate([[7]], "autoregressive") == generator(1, GREEDY).generate([[7]], "autoregressive")
 
 

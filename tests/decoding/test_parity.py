@@ -13,7 +13,7 @@ import pytest
 from domino_jax.data.chat import encode_prompt
 from domino_jax.evals.near_ties import near_tie_limit
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.errors import DominoError
@@ -35,10 +35,10 @@ GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
 
 
 @functools.lru_cache
-def shipped(dtype=jnp.bfloat16) -> Models:
+def shipped(dtype=jnp.bfloat16) -> Pair:
     config, params = load_target(ASSETS / "tiny_qwen3", dtype)
     drafter, drafter_params = load_drafter(ASSETS / "tiny_domino", config, dtype)
-    return Models(Qwen3(config, dtype), params, Drafter(drafter, dtype), drafter_params)
+    return Pair(Qwen3(config, dtype), params, Drafter(drafter, dtype), drafter_params)
 
 
 @functools.lru_cache
@@ -48,7 +48,7 @@ def shallow(parity: str) -> SmallGenerator:
     target = dataclasses.replace(models.target.config, num_hidden_layers=6)
     drafter = dataclasses.replace(models.drafter.config, num_target_layers=6, target_layer_ids=(0, 1, 2, 3, 5))
     modules = Qwen3(target, jnp.bfloat16), Drafter(drafter, jnp.bfloat16)
-    models = Models(modules[0], models.target_params, modules[1], models.drafter_params)
+    models = Pair(modules[0], models.target_params, modules[1], models.drafter_params)
     shape = {"cache_length": 384, "max_new_tokens": 32, "batch_size": 4, "draft_sharpness": math.inf}
     return make_generator(models, **shape, sampling=WARM, parity=parity)
 
@@ -66,10 +66,10 @@ def generator(batch: int, tokens: int, sampling: SamplingParams, **choices) -> S
     return make_generator(shipped(), **shape, sampling=sampling, **choices)
 
 
-def in_bfloat16(models: Models) -> Models:
+def in_bfloat16(models: Pair) -> Pair:
     target, drafter = (module.clone(dtype=jnp.bfloat16) for module in (models.target, models.drafter))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (models.target_params, models.drafter_params))
-    return Models(target, params[0], drafter, params[1])
+    return Pair(target, params[0], drafter, params[1])
 
 
 def cached_bits(made: SmallGenerator, mode: str) -> list[np.ndarray]:
@@ -117,7 +117,7 @@ def test_each_bfloat16_token_is_the_targets_choice_within_rounding():
 def test_fixed_shape_needs_a_width():
     models = random_models()
     with pytest.raises(DominoError, match="fixed_shape"):
-        make_generator(Models(models.target, models.target_params), parity="fixed_shape")
+        make_generator(Pair(models.target, models.target_params), parity="fixed_shape")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from domino_jax.method import loop
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.loop import Prompts, prefill
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models import attention
@@ -69,7 +69,7 @@ def shapes_of(tree):
 
 
 @functools.lru_cache
-def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Models:
+def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Pair:
     """Two layers and a drafter of one with Qwen3-8B's widths, float32, as shapes."""
     config = Qwen3Config(
         vocab_size=vocab,
@@ -90,10 +90,10 @@ def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Models:
     block = {"shift_label": False, "num_layers": 1, "target_layer_ids": (0,), "block_size": 16, "mask_token_id": 1}
     drafter = Drafter(DrafterConfig.for_target(config, **block))
     drafter_params = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    return Models(target, shapes_of(params), drafter, shapes_of(drafter_params))
+    return Pair(target, shapes_of(params), drafter, shapes_of(drafter_params))
 
 
-def prefill_lowered(models: Models, batch: int):
+def prefill_lowered(models: Pair, batch: int):
     def run(models, tokens, ones):
         prompts = Prompts(tokens, ones, ones, request_keys(0, ones))
         return prefill(models, prompts, ones[:1], slots=PROMPT, buffer=32, sampling=SamplingParams())

@@ -20,7 +20,7 @@ from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.requests import Request
 from domino_jax.evals import measure
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models import sharding
 from domino_jax.recipe import cli
@@ -38,7 +38,7 @@ EVALUATION = "evaluation"  # the name under which meshes (data, fsdp, tensor) ar
 COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
 
 
-def laid_out(models: Models, mesh) -> Models:
+def laid_out(models: Pair, mesh) -> Pair:
     config = models.target.config
     place = sharding.decode_placement(mesh, config.num_key_value_heads, config.tie_word_embeddings)
 
@@ -49,7 +49,7 @@ def laid_out(models: Models, mesh) -> Models:
         return jax.tree_util.tree_map_with_path(one, tree)
 
     drafter = Drafter(models.drafter.config, models.drafter.dtype, whole_head=True)
-    return Models(models.target, put(models.target_params), drafter, put(models.drafter_params))
+    return Pair(models.target, put(models.target_params), drafter, put(models.drafter_params))
 
 
 def count_split(tree) -> int:
@@ -94,7 +94,7 @@ def evaluate(data: int, fsdp: int, tensor: int, head: str) -> dict:
         return evaluated(models.replace(target_params=trained, drafter_params=drafter_params))
 
 
-def evaluated(models: Models) -> dict:
+def evaluated(models: Pair) -> dict:
     """The figures without the time, and the mean of log q, of texts that no target has given, with noise."""
     sampled = {"seed": 3, "sampling": SamplingParams(1.0)}
     pairs = enumerate(zip(PROMPTS[:6], random_prompts(6, 9, 30, vocab=4, seed=1), strict=True))

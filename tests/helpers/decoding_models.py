@@ -19,7 +19,7 @@ from domino_jax.method import rounds
 from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices
 from domino_jax.method.drafters import CONFIGS, AnyDrafter, new_drafter
 from domino_jax.method.heads.eagle3 import Eagle3Config
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.tree import ancestor_table
 from domino_jax.method.verify import Tree
@@ -116,27 +116,25 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
 
 
 @functools.lru_cache
-def random_models(
-    block_size: int = 4, vocab: int = VOCAB, tied: bool = False, sparse: bool = False, **choices
-) -> Models:
+def random_models(block_size: int = 4, vocab: int = VOCAB, tied: bool = False, sparse: bool = False, **choices) -> Pair:
     target, params = random_target(vocab, tied, 4 if choices.get("head") == "eagle3" else 2, sparse)
-    return Models(target, params, *random_drafter(target, block_size, **choices))
+    return Pair(target, params, *random_drafter(target, block_size, **choices))
 
 
-def with_tokens(models: Models, tokens: np.ndarray) -> Models:
+def with_tokens(models: Pair, tokens: np.ndarray) -> Pair:
     """The models with these tokens as their draft vocabulary."""
     target = models.target.config, models.target_params
     config, params = with_draft_vocab(models.drafter.config, models.drafter_params, *target, tokens, None)
-    return Models(models.target, models.target_params, new_drafter(config), params)
+    return Pair(models.target, models.target_params, new_drafter(config), params)
 
 
-def with_window(models: Models, window: int, sink: int = 0) -> Models:
+def with_window(models: Pair, window: int, sink: int = 0) -> Pair:
     """The models whose drafter reads the last `window` rows of a text and its first `sink` ones."""
     config = dataclasses.replace(models.drafter.config, draft_window=window, draft_sink=sink)
     return models.replace(drafter=models.drafter.clone(config=config))
 
 
-def in_eight_bits(models: Models, part: str) -> Models:
+def in_eight_bits(models: Pair, part: str) -> Pair:
     """The models with the matrices of the "target" or the "drafter" in int8."""
     if part == "drafter":
         return models.replace(drafter_params=quantized_matrices(models.drafter_params))
@@ -147,7 +145,7 @@ def in_eight_bits(models: Models, part: str) -> Models:
     return models.replace(target_params=jax.tree_util.tree_map_with_path(convert, models.target_params))
 
 
-def rows_read(models: Models, state, row: int, end: int) -> list[jax.Array]:
+def rows_read(models: Pair, state, row: int, end: int) -> list[jax.Array]:
     """What the next round reads of both caches of a text of `end` rows. The row of EAGLE-3 before the anchor is left
     out: that round writes it, because a prefill does not know the token after it."""
     config = models.drafter.config
@@ -160,17 +158,17 @@ def rows_read(models: Models, state, row: int, end: int) -> list[jax.Array]:
     return taken
 
 
-def golden_models(name: str) -> Models:
+def golden_models(name: str) -> Pair:
     """A trained pair of tests/golden: acceptance is neither 1 nor full."""
     golden = load_golden(name)
-    return Models(golden.target.module, golden.target.params, golden.drafter.module, golden.drafter.params)
+    return Pair(golden.target.module, golden.target.params, golden.drafter.module, golden.drafter.params)
 
 
 @dataclasses.dataclass(frozen=True)
 class SmallGenerator:
     """A generator with the models that it runs, so that tests need not pass them in every call."""
 
-    models: Models
+    models: Pair
     generator: Generator
 
     def __getattr__(self, name: str):
@@ -196,7 +194,7 @@ class SmallGenerator:
         return SmallGenerator(self.models, dataclasses.replace(self.generator, stop_ids=jnp.array(stop_ids)))
 
 
-def make_generator(models: Models, stop_ids: Sequence[int] = (), **choices) -> SmallGenerator:
+def make_generator(models: Pair, stop_ids: Sequence[int] = (), **choices) -> SmallGenerator:
     """A small generator; choices are values of DecodeSettings.change. Noise is shared in full."""
     settings = DecodeSettings(cache_length=64, max_new_tokens=16)
     settings = settings.change(**{"draft_sharpness": 1.0, "head_candidates": 0, **choices})
@@ -281,7 +279,7 @@ def _pass(models, tokens):
     return models.run_target(tokens, tap_layers=(0,))
 
 
-def uncached(models: Models, texts_: list[list[int]]) -> np.ndarray:
+def uncached(models: Pair, texts_: list[list[int]]) -> np.ndarray:
     """The target's logits [B, T, V] after every prefix of equally long texts, by one pass without a cache.
 
     Padded to 32 tokens, so that one program serves all lengths; the pass is causal.

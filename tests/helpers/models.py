@@ -16,7 +16,7 @@ from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.drafters import CONFIGS, new_drafter
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
 from domino_jax.method.losses import LossSettings, Objective
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.step import Blocks, correct_logits, drafter_loss, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights.drafter import drafter_table, load_drafter
@@ -182,14 +182,14 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
     return jax.device_get(out | {"features": features})
 
 
-def dual_loss(models: Models, features, batch, drawn: Blocks, settings: LossSettings, share):
+def dual_loss(models: Pair, features, batch, drawn: Blocks, settings: LossSettings, share):
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
     objective = Objective(settings, share, drawn.labels.weight)
     loss, sums = drafter_loss(models, features, batch, drawn, objective)
     return loss, objective.metrics(sums)
 
 
-def row_gradients(models: Models, batch, settings: Eagle3Settings):
+def row_gradients(models: Pair, batch, settings: Eagle3Settings):
     """(loss, metrics, gradients) of a batch for EAGLE-3, compiled."""
     config = models.drafter.config
 

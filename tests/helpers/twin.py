@@ -11,7 +11,7 @@ import numpy as np
 import scipy.special
 
 from domino_jax.decoding.requests import Request
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 
 WIDTH = 64  # tokens of every pass; the texts of the tests are no longer
@@ -58,18 +58,18 @@ def noise_of(seed: int, request: int, vocab: int) -> np.ndarray:
 
 
 @jax.jit
-def _pass(target: Models, tokens: jax.Array) -> jax.Array:
+def _pass(target: Pair, tokens: jax.Array) -> jax.Array:
     return target.run_target(tokens)["logits"]
 
 
 def plain_texts(
-    models: Models, prompts: list[list[int]], requests: list[Request], stop_ids: tuple[int, ...] = ()
+    models: Pair, prompts: list[list[int]], requests: list[Request], stop_ids: tuple[int, ...] = ()
 ) -> list[list[int]]:
     """The new tokens of every request, which has all its values: max_new_tokens of them, whatever the stop ids.
 
     stop_ids: which the first min_tokens of a request are none of.
     """
-    target = Models(models.target, models.target_params)
+    target = Pair(models.target, models.target_params)
     texts, vocab = [list(prompt) for prompt in prompts], models.target.config.vocab_size
     ends = [len(prompt) + request.max_new_tokens for prompt, request in zip(prompts, requests, strict=True)]
     while any(len(text) < end for text, end in zip(texts, ends, strict=True)):

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from domino_jax.method.candidates import pick_candidates
 from domino_jax.method.drafters import new_drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import roll_out
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights.drafter import load_drafter, save_drafter
@@ -229,10 +229,10 @@ def shifted():
     return GOLDEN / "target", GOLDEN / "drafter"
 
 
-def open_pair(target, drafter) -> Models:
+def open_pair(target, drafter) -> Pair:
     config, params = load_target(target, jnp.float32)
     drafter_config, drafter_params = load_drafter(drafter, config, jnp.float32)
-    return Models(Qwen3(config), params, new_drafter(drafter_config), drafter_params)
+    return Pair(Qwen3(config), params, new_drafter(drafter_config), drafter_params)
 
 
 def decode_in_vllm(plugin, runner, job, scratch) -> dict:

@@ -16,7 +16,7 @@ from domino_jax.method.fields import field
 from domino_jax.method.head import Head
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import TreeSettings
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
@@ -128,7 +128,7 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monk
     changes = jax.tree.map(lambda old, new: abs(old - new).max(), before, jax.device_get(state.params["head"]))
     assert min(jax.tree.leaves(changes)) > 0
 
-    models = Models(target, target_params, drafter, state.params)
+    models = Pair(target, target_params, drafter, state.params)
     generator = make_generator(models, tree=TreeSettings(nodes=6, lanes=2, candidates=4))
     prompts = random_prompts(2)
     plain = texts(generator.generate(prompts, "autoregressive"))

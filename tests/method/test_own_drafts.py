@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax.method import blocks, step
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.step import correct_logits, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_drafter, tiny_target
@@ -30,7 +30,7 @@ def pair(kind):
 
 
 def models_of(target, drafter):
-    return Models(target.module, target.params, drafter.module, drafter.params)
+    return Pair(target.module, target.params, drafter.module, drafter.params)
 
 
 def plainly_drafted(models, z):

@@ -13,7 +13,7 @@ from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.state import init_state
 from domino_jax.method.step import label_blocks, make_train_step, target_pass
 from domino_jax.models.quantized import dequantized, is_quantized
@@ -132,7 +132,7 @@ def gradient_function(head, contiguous, slice_blocks):
         drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
 
         def loss_of(params):
-            models = Models(target.module, target.params, drafter.module, params)
+            models = Pair(target.module, target.params, drafter.module, params)
             return dual_loss(models, features, batch, drawn, settings, share)
 
         (_, metrics), tree = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -202,7 +202,7 @@ def test_a_step_is_its_parts():
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
-            models = Models(target.module, target.params, drafter.module, params)
+            models = Pair(target.module, target.params, drafter.module, params)
             return dual_loss(models, features, batch, drawn, SETTINGS, 1.0)[0]
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
@@ -232,7 +232,7 @@ def test_the_loss_over_a_draft_vocabulary_of_all_tokens_is_the_usual_one():
     @functools.partial(jax.jit, static_argnums=0)
     def loss(module, target_params, params):
         drawn = label_blocks(batch, *anchors, module.config, SETTINGS)
-        return dual_loss(Models(target.module, target_params, module, params), features, batch, drawn, SETTINGS, 0.5)[0]
+        return dual_loss(Pair(target.module, target_params, module, params), features, batch, drawn, SETTINGS, 0.5)[0]
 
     no_head = {**target.params, "lm_head": jax.tree.map(jnp.zeros_like, target.params["lm_head"])}
     usual = loss(drafter.module, target.params, drafter.params)
@@ -256,7 +256,7 @@ def test_fresh_parameters_follow_the_initialisation_of_the_contract():
 def test_a_step_on_a_quantized_target_is_that_on_its_dequantized_weights():
     """The lm_head is in eight bits too, and gradients flow through it."""
     target, _ = models()
-    rounded = in_eight_bits(Models(target.module, target.params), "target").target_params
+    rounded = in_eight_bits(Pair(target.module, target.params), "target").target_params
     floating = jax.tree.map(lambda x: dequantized(x) if is_quantized(x) else x, rounded, is_leaf=is_quantized)
     both = [train_step()(compiled_start()(), params, batch_of(), KEY)[1] for params in (rounded, floating)]
     measured, expected = jax.device_get(both)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.candidates import pick_candidates
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, log_rest, propose_tree
@@ -183,10 +183,10 @@ def test_the_ancestor_table_is_what_walking_up_gives():
 
 
 @functools.cache
-def bare() -> Models:
+def bare() -> Pair:
     """The target alone, so that one program verifies the trees of all drafters."""
     models = random_models(4)
-    return Models(models.target, models.target_params)
+    return Pair(models.target, models.target_params)
 
 
 @functools.partial(jax.jit, static_argnames=("tap_layers",))

@@ -10,7 +10,7 @@ import pytest
 
 from assets.target_folder import save_target
 from domino_jax.method.drafters import parse_config
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
@@ -134,7 +134,7 @@ def test_a_llama_target_equals_transformers_on_256_tokens(tied, head_dim, tmp_pa
 def test_decoding_a_llama_target_with_a_drafter_gives_its_own_text():
     target = llama()
     drafter = tiny_drafter(target.config)
-    generator = make_generator(Models(target.module, target.params, drafter.module, drafter.params))
+    generator = make_generator(Pair(target.module, target.params, drafter.module, drafter.params))
     prompts = random_prompts(4)
     plain, speculative = (texts(generator.generate(prompts, mode)) for mode in ("autoregressive", "domino"))
     assert speculative == plain

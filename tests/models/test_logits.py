@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base
 from tests.helpers.decoding_models import make_generator, random_models
 from tests.helpers.models import load_golden
@@ -15,10 +15,10 @@ from tests.helpers.models import load_golden
 BF16 = jnp.bfloat16
 
 
-def in_bfloat16(models: Models) -> Models:
+def in_bfloat16(models: Pair) -> Pair:
     target, drafter = (module.clone(dtype=BF16) for module in (models.target, models.drafter))
     params = jax.tree.map(lambda leaf: leaf.astype(BF16), (models.target_params, models.drafter_params))
-    return Models(target, params[0], drafter, params[1])
+    return Pair(target, params[0], drafter, params[1])
 
 
 def product_types(function, *arguments, platform: str) -> list[str]:

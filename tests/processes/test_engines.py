@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from domino_jax.method.drafters import new_drafter
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.decoding_models import make_generator, texts
 from tests.helpers.models import load_golden
@@ -72,7 +72,7 @@ def decode_here(folder):
     """Our answers, each with its accept_lengths."""
     target = load_golden("tied_shift").target
     config, params = load_drafter(folder, target.config, jnp.float32)
-    models = Models(target.module, target.params, new_drafter(config), params)
+    models = Pair(target.module, target.params, new_drafter(config), params)
     generator = make_generator(models, cache_length=128, max_new_tokens=NEW_TOKENS, num_drafts=NUM_DRAFTS)
     return generator.generate(PROMPTS, "draft")
 

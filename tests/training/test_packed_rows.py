@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax.method import blocks
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.step import label_blocks, target_pass
 from domino_jax.models import attention, slices
 from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
@@ -37,7 +37,7 @@ def jitted(shift):
         drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, settings)
 
         def loss_of(params):
-            models = Models(target.module, target.params, drafter.module, params)
+            models = Pair(target.module, target.params, drafter.module, params)
             return dual_loss(models, features, batch, drawn, settings, 0.3)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.models.quantized import dequantized, is_quantized, quantize
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.errors import DataError
@@ -63,7 +63,7 @@ def test_a_public_folder_gives_the_logits_of_transformers_with_its_dequantized_w
 def test_every_mode_gives_the_text_of_a_quantized_folder(form):
     config, params = load_target(GOLDEN / form, "float32")
     target = Qwen3(config)
-    models = Models(target, params, *random_drafter(target, layer_types=("full_attention",)))
+    models = Pair(target, params, *random_drafter(target, layer_types=("full_attention",)))
     made = make_generator(models, batch_size=2)
     check_lossless(made, random_prompts(2), ("autoregressive", "draft"))
 

@@ -28,7 +28,7 @@ from domino_jax.method.losses import (
     cross_entropy,
     dpace_weights,
 )
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
@@ -138,7 +138,7 @@ class SelectorObjective(Objective):
         }
 
     def forward(
-        self, default: SlicedForward, models: Models, base_logits: Any, labels: Labels, previous_tokens: jax.Array
+        self, default: SlicedForward, models: Pair, base_logits: Any, labels: Labels, previous_tokens: jax.Array
     ) -> SlicedForward:
         teacher = Teacher(labels.ids[:, :, models.drafter.config.first_slot :], previous_tokens[:, :, 0])
         return default._replace(outputs_of=selector_outputs(models, base_logits), states=teacher)
@@ -170,7 +170,7 @@ class SelectorObjective(Objective):
         }
 
 
-def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
+def selector_outputs(models: Pair, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
     """outputs_of of `SlicedForward`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], Teacher) → Outputs.
 
     Args:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.losses import Labels, Outputs
-from domino_jax.method.pair import Models
+from domino_jax.method.pair import Pair
 from domino_jax.method.sliced_loss import SlicedForward, Sums, sliced_loss
 from domino_jax.models.shapes import Features, Hidden
 from domino_jax.runtime.keys import key
@@ -51,7 +51,7 @@ class Eagle3Settings:
         return Eagle3Objective(self, config, decay / (rows * length), slice_blocks)
 
 
-def eagle3_states(models: Models, features: Features, batch: dict[str, jax.Array], passes: int) -> jax.Array:
+def eagle3_states(models: Pair, features: Features, batch: dict[str, jax.Array], passes: int) -> jax.Array:
     """The states [B, S, J, D] of all passes; past the row its tokens are token 0."""
     embedded = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, passes))))
     packed = [batch[name] if name in batch else None for name in ("positions", "documents")]
@@ -77,7 +77,7 @@ class Eagle3Objective:
         """The scalar to minimise, of sums of any part of the rows: additive over slices and micro-batches."""
         return jnp.sum(self.scale * sums["losses"], axis=-1)
 
-    def forward(self, models: Models, features: Features, batch: dict[str, jax.Array], hidden: Hidden) -> SlicedForward:
+    def forward(self, models: Pair, features: Features, batch: dict[str, jax.Array], hidden: Hidden) -> SlicedForward:
         """The forward pass of a batch, with inputs (z [B, S, J, D],); features, hidden: as for row_loss."""
         gathered = models.with_gathered_head()
         states = eagle3_states(models, features, batch, self.settings.passes)
@@ -130,7 +130,7 @@ class Eagle3Objective:
 
 
 def row_loss(
-    models: Models,
+    models: Pair,
     features: Features,
     batch: dict[str, jax.Array],
     labels: Labels,
