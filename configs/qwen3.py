@@ -60,7 +60,7 @@ def _drafter() -> Section:
         # Taps of convolutions inside a block, with any head. 0: none. Absent: 2 with the head dflash2, else none.
         conv_kernel_size=Key(int, least=0, shape=True),
         # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
-        # True, none and dflash2 False.
+        # True, the other block drafters False.
         shift_label=Key(bool),
         # Above 0: draft layers read a window of the text, and no later slot of their block; sliding_layers names them,
         # counted from 0 (absent: all).

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.plots import COMPARED, plot_runs
 from domino_jax.evals.report import print_tables
 from domino_jax.evals.tables import NOTHING
@@ -24,15 +25,15 @@ from domino_jax.weights import hf
 
 def main(flags: cli.Flags) -> None:
     folders = [open_path(run).expanduser() for run in flags.runs]
-    names = short_names([os.fspath(folder) for folder in folders])
+    names = drafter_names([os.fspath(folder) for folder in folders], "--runs")
     rows = {name: rows_of(folder) for name, folder in zip(names, folders, strict=True)}
     recipes = [hf.read_json(folder, "config.json", kind="the workdir of a training run") for folder in folders]
     pictures = plot_runs(flags.output, rows)
     print_tables([table_of(rows)])
     for name, recipe in zip(names[1:], recipes[1:], strict=True):
-        for line in changed(recipes[0], recipe):
+        for line in recipe_changes(recipes[0], recipe):
             print(f"{name}: {line}")
-    print(f"{', '.join(pictures)} in {flags.output}")
+    print(f"{', '.join(pictures)} in {flags.output}" if pictures else "no curve has data: no picture was written")
 
 
 def rows_of(folder: Any) -> list[dict]:
@@ -40,16 +41,6 @@ def rows_of(folder: Any) -> list[dict]:
     if not rows:
         raise DominoError(f"--runs: {folder} has no metrics.jsonl with rows; name workdirs of `train`.")
     return rows
-
-
-def short_names(paths: Sequence[str]) -> list[str]:
-    """The shortest ends of the paths, whole folders, that are all different."""
-    parts = [path.rstrip("/").split("/") for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-length:]) for one in parts]
-        if len(set(names)) == len(names):
-            return names
-    raise DominoError(f"--runs names a folder twice: {', '.join(paths)}; name each run once.")
 
 
 def table_of(runs: Mapping[str, Sequence[dict]]) -> list[list[str]]:
@@ -63,7 +54,7 @@ def table_of(runs: Mapping[str, Sequence[dict]]) -> list[list[str]]:
     return table
 
 
-def changed(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def recipe_changes(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """A line for each key of the recipe that has another value than in the first run."""
     pairs = differences(first, other).items()
     return [f"{key} {json.dumps(now)}, first run {json.dumps(before)}" for key, (before, now) in pairs]

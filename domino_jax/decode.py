@@ -226,7 +226,8 @@ def show_report(report: Mapping[str, Any]) -> None:
 def load_drafters(
     flags: cli.Flags, folders: Mapping[str, str], loader: Loader, loaded: LoadedTarget, info: RunInfo
 ) -> dict[str, RunDrafter]:
-    """The drafters by name. Of several each has the modes that its head has, and its own where they are left open."""
+    """The drafters by name. Each of several has the modes that its head allows, or its default ones where the recipe
+    leaves them open."""
     drafters = {}
     for index, (name, path) in enumerate(folders.items()):
         settings, identity, prefix = info.requested, info.drafter, ""

@@ -36,7 +36,7 @@ class AnsweredPrompt:
 
     @property
     def tokens(self) -> int:
-        """Of all its answers."""
+        """The number of tokens in all its answers."""
         return len(self.answer.token_ids) + sum(len(answer) for _, answer in self.earlier)
 
 

@@ -18,7 +18,7 @@ DRAFTER_SECTIONS = (
 
 
 def drafter_names(paths: Sequence[str], flag: str) -> list[str]:
-    """A short name for each folder: its last part, with the parts above where two would have the same name.
+    """A short name for each folder of a drafter or a run: its last part, with those above where two have the same one.
 
     flag: which gives the paths; a DominoError where it names a folder twice.
     """
@@ -28,7 +28,7 @@ def drafter_names(paths: Sequence[str], flag: str) -> list[str]:
         names = ["-".join(folder.parts[1:][-depth:]) for folder in folders]
         if len(set(names)) == len(different) == len(paths):
             return names
-    raise DominoError(f"{flag} names a folder twice: {', '.join(paths)}; name each drafter once.")
+    raise DominoError(f"{flag} names a folder twice: {', '.join(paths)}; name each once.")
 
 
 def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

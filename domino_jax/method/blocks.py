@@ -119,14 +119,14 @@ def position_decay(block_size: int, first_slot: int, gamma: float | None) -> jax
 
 
 def head_tokens(
-    tokens: Tokens, anchors: jax.Array, drafts: int, lead: int = 0, positions: jax.Array | None = None
+    tokens: Tokens, anchors: jax.Array, drafts: int, extra_slots: int = 0, positions: jax.Array | None = None
 ) -> jax.Array:
-    """int32 [B, A, T]: the tokens before the slots that the head sees, x[a-lead..a+M-1], indices clamped to the row.
+    """int32 [B, A, T]: the tokens before the slots that the head sees, x[a-extra_slots..a+M-1], clamped to the row.
 
     positions: int32 [B, S] of packed rows, from 0 in each document. Before its first token a document repeats that
     token, so no token of another document is read.
     """
-    places = slot_positions(anchors - lead, lead + drafts)
-    if lead and positions is not None:
+    places = slot_positions(anchors - extra_slots, extra_slots + drafts)
+    if extra_slots and positions is not None:
         places = jnp.maximum(places, (anchors - jnp.take_along_axis(positions, anchors, axis=1))[:, :, None])
     return gather_positions(tokens, places)

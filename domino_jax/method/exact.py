@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method import blocks
+from domino_jax.method.heads.eagle3_loss import eagle3_states
 from domino_jax.method.pair import Pair
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
@@ -79,7 +80,7 @@ def accepted_drafts(
         draft = _chain_drafts(models, features, batch, settings, kind)
 
     def judge(here: Batch) -> Accepted:
-        own, alone = draft(here)
+        with_head, alone = draft(here)
         places = here["anchors"][:, :, None] + ahead
         inside, labels = places < here["ends"][:, :, None], blocks.gather_positions(batch["tokens"], places)
 
@@ -88,7 +89,7 @@ def accepted_drafts(
             return jnp.cumprod(right.astype(jnp.int32), axis=-1).sum(axis=-1)
 
         backbone = None if alone is None else accepted(alone)
-        return Accepted(accepted(own), backbone, own.log_q.reshape(labels.shape))
+        return Accepted(accepted(with_head), backbone, with_head.log_q.reshape(labels.shape))
 
     return _in_slices(judge, batch, slice_blocks)
 
@@ -145,8 +146,8 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
     return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys, sampling)
 
 
-def _settled(models: Pair, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
-    """The drafts of base logits [R, M, N] alone."""
+def _drafts_of(models: Pair, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
+    """The drafts of base logits [R, M, N], without a head."""
     candidates = slot_candidates(models, at, base, 0, at.sampling, settings)
     return choose_scored_drafts(candidates, at.sampling, settings.draft_sharpness)
 
@@ -167,7 +168,7 @@ def _block_drafts(
         z = z.reshape(-1, config.extra_slots + config.num_drafts, z.shape[-1])
         at = _places(batch, here, kind)
         base = predicting_logits(gathered, z, count, config.has_head)
-        alone = _settled(models, at, base, settings)
+        alone = _drafts_of(models, at, base, settings)
         if not config.has_head:
             return alone, alone
         return roll_out_head(models, at, z, base, at.sampling, settings, choose_scored_drafts), alone
@@ -183,12 +184,11 @@ def _chain_drafts(
     Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
     window stays at the row, where in decoding it moves along with the drafts.
     """
-    read = models.embed(jnp.pad(batch["tokens"], ((0, 0), (0, settings.num_drafts))))
-    states = models.bound(features, read, settings.num_drafts, batch["positions"], batch["documents"])
+    states = eagle3_states(models, features, batch, settings.num_drafts)
 
     def draft(here: Batch) -> tuple[Drafted, None]:
         base = models.bound.logits(_before(states, here))
-        return _settled(models, _places(batch, here, kind), base, settings), None
+        return _drafts_of(models, _places(batch, here, kind), base, settings), None
 
     return draft
 

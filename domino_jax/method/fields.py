@@ -78,7 +78,7 @@ def fields_of(config: Any, base: type | None = None) -> Iterator[Field]:
             yield dataclasses.replace(entry.metadata["field"], name=entry.name, type=entry.type, default=entry.default)
 
 
-def recipe_keys(config: type) -> dict[str, tuple[str, Key]]:
+def keyed_fields(config: type) -> dict[str, tuple[str, Key]]:
     """{field: (the recipe's name of it, its key)}, of the fields that the recipe has keys for."""
     keyed = (entry for entry in fields_of(config) if entry.key.default is not None)
     return {entry.name: (entry.recipe_name or entry.name, entry.key) for entry in keyed}

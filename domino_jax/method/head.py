@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.method.fields import recipe_keys
+from domino_jax.method.fields import keyed_fields
 from domino_jax.method.losses import LossSettings
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
 from domino_jax.models.quantized import is_quantized, transposed
@@ -52,7 +52,8 @@ class Speculators(NamedTuple):
 class HeadConfig:
     """What the package asks about a drafter's head. The config of a drafter is an instance.
 
-    The first five answers are required; the others have defaults, which are those of a drafter without a head.
+    A head gives the first five answers; plain DFlash has no module, and EAGLE-3 is known by its keys alone. The others
+    have defaults, which are those of a drafter without a head.
     """
 
     head: str  # its name in a recipe
@@ -82,7 +83,7 @@ class HeadConfig:
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
         """The head's fields in a new drafter."""
-        return {name: recipe.drafter[cls.head][key] for name, (key, _) in recipe_keys(cls).items()}
+        return {name: recipe.drafter[cls.head][key] for name, (key, _) in keyed_fields(cls).items()}
 
     # --------------------------------------------------------------------------------------------------------- files
 
@@ -150,7 +151,7 @@ class HeadConfig:
     @classmethod
     def recipe_keys(cls) -> dict[str, Key]:
         """The keys of the head's section of the recipe, drafter.<head>."""
-        return dict(recipe_keys(cls).values()) | keys_of(cls.loss)
+        return dict(keyed_fields(cls).values()) | keys_of(cls.loss)
 
     @property
     def draft_tokens(self) -> np.ndarray:

@@ -92,7 +92,7 @@ class Labels(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-    """Choices of the loss, from the recipe; the losses of other heads are subclasses, with choices of their own.
+    """Choices of the loss, from the recipe; the losses of other heads are subclasses, with further choices.
 
     gamma: decay constant γ of the slot weights; None turns decay off.
     contiguous: the labels of a block end at the first unsupervised token.

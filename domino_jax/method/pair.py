@@ -1,4 +1,5 @@
-"""Target and drafter with their parameters, one argument of the jitted functions, and what the one gives the other."""
+"""A target and its drafter with their parameters, as one argument of jitted functions, and the rows that the target
+gives the drafter."""
 
 from typing import Any, NamedTuple
 

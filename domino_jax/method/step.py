@@ -198,7 +198,7 @@ def make_train_step(
             labels, count = blocks.labels, keep.sum()
             objective = settings.objective(curriculum(state.step), labels.weight)
         else:
-            blocks = labels = settings.labels(drafter.config, batch)
+            blocks = labels = settings.labels(batch)
             objective, count = settings.objective(drafter.config, labels), labels.label_weights.max(axis=-1).sum()
         models = Pair(target, target_params, drafter, state.params)
         sums, gradients = batch_gradients(models, batch, blocks, objective, accumulate)

@@ -45,9 +45,9 @@ def resize(caches: Any, slots: int) -> Any:
 def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> LayerCache:
     """Writes k, v [B, K, T, H] at `slots` int32 [B, T], which are consecutive: slots[:, 0] and the T - 1 after it.
 
-    A row whose block would not fit whole is left as it is: dynamic_update_slice would clamp the start and overwrite
-    committed rows. One window a row, and not one slot at a time: TPU compilers copy the whole cache into another layout
-    and back for a scatter of single slots (12 % of all bytes of a 17-row pass of Qwen3-8B).
+    A row whose block would not fit whole is left as it is: dynamic_update_slice alone would clamp the start and
+    overwrite committed rows. One window a row, and not one slot at a time: TPU compilers copy the whole cache into
+    another layout and back for a scatter of single slots (12 % of all bytes of a 17-row pass of Qwen3-8B).
 
     A block of one is written as two, the second row zeros and never committed: XLA:CPU makes a single one twice, for
     the attention and for the result, and then copies the whole cache five times (1.5 → 0.5 ms for 24 layers × 128 wide,
@@ -60,16 +60,17 @@ def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> L
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
         new = new.astype(old.dtype)
         if old.shape[0] > 1:
-            return write_windows(old, new, starts)
-        return jax.lax.platform_dependent(old, new, starts, cuda=write_window, default=write_windows)
+            return write_rows(old, new, starts)
+        return jax.lax.platform_dependent(old, new, starts, cuda=write_single_row, default=write_rows)
 
     if len(slots) == 1:
-        # Else the compiler for GPUs chooses between old and new keys where these are normed, by one more kernel.
+        # Otherwise the compiler for GPUs fuses the norm of the keys with the choice between old and new rows, which
+        # costs one more kernel.
         k = apart_on_gpus(k)
     return write(cache[0], k), write(cache[1], v)
 
 
-def write_windows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+def write_rows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
     """old [B, K, S, H] with new [B, K, T, H] from the slots `starts` int32 [B, 1] on, in the rows where all T fit."""
     # With the batch as a batching dimension each row is written on its own device. With the row as an index, a mesh
     # would gather the new rows of all devices.
@@ -91,8 +92,8 @@ def write_windows(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Arra
     )
 
 
-def write_window(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
-    """`write_windows` for one row, which the compiler for GPUs makes one kernel of; of a scatter it makes two or three.
+def write_single_row(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
+    """`write_rows` for one row, which the compiler for GPUs makes one kernel of; of a scatter it makes two or three.
 
     Both slices are clamped alike, so a block that does not fit writes back what is there.
     """

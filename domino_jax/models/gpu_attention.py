@@ -48,7 +48,8 @@ def multiplies_bfloat16(device: jax.Device) -> bool:
 
 
 def part_count(heads: int, slots: int) -> int:
-    """Programs that share the slots of a head: a power of two, at most PROGRAMS in all and FEWEST_SLOTS for each.
+    """Programs that share the slots of a head: a power of two, so that there are at most PROGRAMS in all and each has
+    FEWEST_SLOTS slots or more; one program for a shorter cache.
 
     Args:
         heads: of all requests.
@@ -58,7 +59,8 @@ def part_count(heads: int, slots: int) -> int:
 
 
 def row_tiles(rows: int) -> list[tuple[int, int]]:
-    """(first row, size) of the tiles of a head's rows: powers of two, as the kernel needs them, that exceed few rows.
+    """(first row, size) of the tiles of a head's rows. Sizes are powers of two, as the kernel needs them; together they
+    exceed the rows by as few as possible.
 
     >>> 68 rows  →  (0, 64), (64, 16)        9  →  (0, 16)
     """

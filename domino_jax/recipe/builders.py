@@ -26,7 +26,7 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, new_drafter
-from domino_jax.method.fields import recipe_keys
+from domino_jax.method.fields import keyed_fields
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -115,7 +115,7 @@ def keys_of_fields(config) -> dict[str, str]:
     """{field of the drafter's config: the recipe's key}."""
     head = config.drafter.head
     keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *CONFIGS}}
-    return keys | {field: f"drafter.{head}.{name}" for field, (name, _) in recipe_keys(CONFIGS[head]).items()}
+    return keys | {field: f"drafter.{head}.{name}" for field, (name, _) in keyed_fields(CONFIGS[head]).items()}
 
 
 def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:

@@ -22,7 +22,7 @@ from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
-# Keys that the common loss reads with any head that has a loss of its own.
+# Keys that LossSettings alone reads, where train.loss=cross_entropy replaces the loss of a head.
 COMMON = ("dpace_alpha", *CURRICULUM)
 # Keys of the drafter and train sections that not all drafters read.
 READ_BY_SOME = frozenset(name for drafter in CONFIGS.values() for name in drafter.reads)

@@ -21,7 +21,7 @@ SMALL = 64 << 20  # bytes of the weights
 THREADS = ("PJRT_NPROC", "NPROC")  # from which XLA:CPU takes the number of its threads
 HEAP = 256 << 20  # bytes: the weights in float32, the caches and what a round computes
 LARGE_PAGE = 2 << 20
-# Of glibc's malloc.h and Linux' mman.h.
+# Values from glibc's malloc.h and Linux' mman.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, MADV_HUGEPAGE = -1, -3, 14
 
 
@@ -69,7 +69,7 @@ def has_one_thread() -> bool:
 def use_large_pages() -> bool:
     """Lets what this process allocates next be in large pages; whether it does. Linux with glibc only.
 
-    As GLIBC_TUNABLES=glibc.malloc.hugetlb=1 does, which glibc reads before the process starts.
+    It has the effect of GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which glibc reads only when the process starts.
     """
     if not sys.platform.startswith("linux"):
         return False

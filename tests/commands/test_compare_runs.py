@@ -23,9 +23,9 @@ def test_runs_are_drawn_together_and_their_differences_are_said(tmp_path, capsys
     second = workdir(tmp_path / "b" / "run", 7.0, steps[:1])
     assert run("compare", f"--runs={first},{second}", f"--output={tmp_path}/out") == 0
     lines = capsys.readouterr().out.splitlines()
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "/run │" in line]
-    assert cells == [["a/run", "30", "0.1333", "1.5", "2.5", "3.0"], ["b/run", "1", "4", "1.5", "–", "0.1"]]
-    assert "b/run: train.gamma 7.0, first run 4.0" in lines and not any("steps" in line for line in lines)
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "-run │" in line]
+    assert cells == [["a-run", "30", "0.1333", "1.5", "2.5", "3.0"], ["b-run", "1", "4", "1.5", "–", "0.1"]]
+    assert "b-run: train.gamma 7.0, first run 4.0" in lines and not any("steps" in line for line in lines)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["accept_len.png", "loss.png", "tau.png"]
     assert matplotlib.image.imread(tmp_path / "out" / "loss.png").std() > 0

@@ -195,7 +195,7 @@ def row_gradients(models: Pair, batch, settings: Eagle3Settings):
 
     @jax.jit
     def run(params):
-        labels = settings.labels(config, batch)
+        labels = settings.labels(batch)
         objective = settings.objective(config, labels)
         features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
 

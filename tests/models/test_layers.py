@@ -14,8 +14,8 @@ from domino_jax.models.cache import (
     init_cache,
     take_by_gather,
     take_by_product,
-    write_window,
-    write_windows,
+    write_rows,
+    write_single_row,
 )
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, one_product, rotary_angles, rotate
 from tests.helpers.models import random_tokens, tiny_target
@@ -124,8 +124,8 @@ def test_a_block_that_would_run_past_the_end_is_dropped_and_never_shifted_onto_c
 def test_one_row_written_as_for_gpus_is_the_row_written_as_elsewhere(start):
     old, new = jax.random.normal(jax.random.key(0), (2, 1, 3, 6, 4))
     block, starts = new[:, :, :2], jnp.array([[start]])
-    written = write_window(old, block, starts)
-    assert (written == write_windows(old, block, starts)).all()
+    written = write_single_row(old, block, starts)
+    assert (written == write_rows(old, block, starts)).all()
     assert bool((written == old).all()) == (start > 4)
 
 

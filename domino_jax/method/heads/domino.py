@@ -142,7 +142,7 @@ class DominoConfig(DrafterConfig):
         prefix, size = self.pure_draft_prefix_len, self.block_size
         refuse(
             self.suffix_start >= size,
-            f"pure_draft_prefix_len {prefix} must be 0 or more and leave the head a slot of block_size {size}",
+            f"pure_draft_prefix_len {prefix} leaves the head no slot of block_size {size}; lower it",
         )
 
     def server_refusals(self) -> tuple[str | None, str | None]:

@@ -31,7 +31,7 @@ class Eagle3Settings:
 
     reads_target = True  # its last hidden states
 
-    def labels(self, config: Any, batch: dict[str, jax.Array]) -> Labels:
+    def labels(self, batch: dict[str, jax.Array]) -> Labels:
         """Arrays [B, S, J] by the place s of the target's state that teaches: pass j at row s-1-j predicts the token at
         s+1, and counts where that token is supervised. In packed rows all of these places are in one document.
         """
