@@ -12,6 +12,8 @@ from domino_jax.training.metrics import MetricsWriter, read_rows
 from tests.helpers.commands import run
 from tests.helpers.train_runs import GOLDEN, arguments, losses, start, weights
 
+pytestmark = pytest.mark.long
+
 CHANGES = {
     "config__checkpoint__every": 1,
     "config__eval__every": 8,

@@ -222,6 +222,7 @@ def test_an_unfinished_folder_goes_on_with_the_same_prompts_only(finished, tmp_p
     assert code == 2 and "holds an unfinished decoding of something else" in error and "prompts.source" in error
 
 
+@pytest.mark.long
 def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_path, capsys):
     shutil.copytree(DRAFTER, tmp_path / "other")
     prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
@@ -244,6 +245,7 @@ def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_pat
     assert code == 0 and "holds a finished decoding" in printed
 
 
+@pytest.mark.long
 def test_drafters_with_and_without_blocks_are_compared_each_in_its_own_modes(untimed, tmp_path, capsys):
     prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
     output, chain = tmp_path / "out", GOLDEN.parent / "eagle3" / "drafter"

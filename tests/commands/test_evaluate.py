@@ -8,6 +8,8 @@ import pytest
 from tests.commands.test_decode_command import CASES, DRAFTER, TARGET, arguments, write_prompts
 from tests.helpers.commands import run
 
+pytestmark = pytest.mark.long
+
 PROMPTS = [
     {"id": f"p{index}", "token_ids": case["prompt"], "task": "ab"[index % 2]} for index, case in enumerate(CASES)
 ]

@@ -23,6 +23,8 @@ from tests.helpers.train_runs import (
     weights,
 )
 
+pytestmark = pytest.mark.long
+
 STEPS = 4
 CHOICES = {
     "config__data__layout": "pack",

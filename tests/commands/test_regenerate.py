@@ -124,6 +124,7 @@ def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file
         answer_all(target, PROMPTS, rows_file, SETTINGS)
 
 
+@pytest.mark.long
 def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path):
     other = tmp_path / "other.jsonl"
     answer_all(target, PROMPTS, other, dataclasses.replace(SETTINGS, batch_size=5))
@@ -163,6 +164,7 @@ def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answe
     assert not (tmp_path / "rows.jsonl").exists()
 
 
+@pytest.mark.long
 def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"token_ids": CASES[2]["prompt"]}) + "\n")
@@ -183,6 +185,7 @@ def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
 # ------------------------------------------------------------------------------------------------------ a drafter
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(), pytest.param(SamplingParams(0.7, 20, 0.8), marks=pytest.mark.slow)], ids=str
 )

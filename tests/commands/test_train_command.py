@@ -62,6 +62,7 @@ def test_a_run_leaves_the_documented_files_rows_and_report(finished):
     assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows(tmp_path, capsys):
     case = CASES[0]
     ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]
@@ -207,6 +208,7 @@ def test_prompts_that_an_evaluation_cannot_use_are_listed_before_training(files,
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.long
 def test_answers_that_are_named_are_judged_if_they_are_the_targets(files, tmp_path, capsys):
     strange = [{"id": "s", "token_ids": [40, *range(100, 130)], "loss_mask": [0] * 5 + [1] * 26}]
     few = {"config__eval__every": 1, "config__train__steps": 1}

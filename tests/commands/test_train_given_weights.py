@@ -7,6 +7,8 @@ from domino_jax.training.metrics import read_rows
 from domino_jax.weights.safetensors_file import read_header
 from tests.helpers.train_runs import arguments, interrupted, shared_folder, start, train_once
 
+pytestmark = pytest.mark.long
+
 CHOICES = {
     "config__train__steps": 4,
     "config__train__ema_decay": 0.5,

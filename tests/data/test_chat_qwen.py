@@ -56,6 +56,7 @@ def check_ids(tokenizer, row):
     assert not (row.loss_mask[row.token_ids == IM_START]).any()
 
 
+@pytest.mark.long
 def test_the_vocabulary_is_qwen3s(qwen):
     assert len(qwen) == 151669
     assert qwen.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>", "</think>"]) == [

@@ -84,6 +84,7 @@ def passes_of(answers) -> AnswerPasses:
     return AnswerPasses(answers, DraftSettings(), rows=2)
 
 
+@pytest.mark.long
 def test_answers_of_the_target_pass_and_those_of_another_one_or_without_their_seed_do_not(sampled):
     models, answers = sampled
     passes_of(answers).chosen_share(models, "rows.jsonl")
@@ -96,6 +97,7 @@ def test_answers_of_the_target_pass_and_those_of_another_one_or_without_their_se
         passes_of(answers).chosen_share(models.replace(target=other, target_params=params), "rows.jsonl")
 
 
+@pytest.mark.long
 def test_an_evaluation_gives_tau_at_the_widths_that_the_block_has(sampled):
     models, answers = sampled
     passes, stopped = passes_of(answers), []

@@ -11,6 +11,8 @@ from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, write_model
 from tests.helpers.paths import ASSETS, GOLDEN
 
+pytestmark = pytest.mark.long
+
 PROMPT = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does Laura have now?"
 
 

@@ -16,6 +16,8 @@ from tests.helpers.decode_mesh_run import COMMAND, EVALUATION, MODES, ONE_BATCH,
 from tests.helpers.decoding_models import in_eight_bits, make_generator, random_models, texts
 from tests.helpers.models import GOLDEN, load_golden
 
+pytestmark = pytest.mark.long
+
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "int8": [2, 4, False, True], "tied": [2, 2, True]}
 MESHES["sparse"] = [2, 4, False, True, True]  # experts in int8, two on a device

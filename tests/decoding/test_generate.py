@@ -110,6 +110,7 @@ class Compilations:
         jax.monitoring.unregister_event_duration_listener(self.listen)
 
 
+@pytest.mark.long
 def test_one_program_per_bucket_and_none_after_warm_up():
     """20 requests of 1 to 39 tokens: three buckets for a whole batch and for a row, one program of rounds."""
     made = make_generator(random_models(), batch_size=2, sampling=WARM)
@@ -123,6 +124,7 @@ def test_one_program_per_bucket_and_none_after_warm_up():
     assert [clock.compile_seconds for clock in clocks] == [0.0, 0.0]
 
 
+@pytest.mark.long
 def test_programs_are_dropped_before_a_process_has_no_memory_mappings_left():
     limit = pathlib.Path("/proc/sys/vm/max_map_count")
     if not limit.exists() or int(limit.read_text()) > 300_000:

@@ -36,7 +36,11 @@ SLOW = [(name, variant) for name in MARKOV_SETS[1:] for variant in ("ce", "l1")]
 # Losses of the reference that this project does not have.
 LEFT_OUT = [("dflash2", "replace"), ("dflash2", "stop_gradient")]
 VARIANTS = [
-    pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in SLOW))
+    pytest.param(
+        name,
+        variant,
+        marks=[pytest.mark.long] * (name not in GOLDEN_SETS) + [pytest.mark.slow] * ((name, variant) in SLOW),
+    )
     for name in SETS
     for variant in load_golden(name).figures["train"]
     if (name, variant) not in LEFT_OUT

@@ -131,7 +131,9 @@ def test_every_step_of_an_eagle3_chain_matches_the_reference():
 # ---------------------------------------------------------------------------------------------------- generations
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in GOLDEN_SETS)) for name in SETS]
+)
 def test_texts_accept_lengths_and_first_drafts_equal_the_reference(name):
     made, rows = generator(name), load_golden(name).figures["generate"]
     prompts = [row["prompt"] for row in rows]

@@ -33,6 +33,7 @@ def test_prompt_and_answer_stay_within_the_smaller_max_position_embeddings(targe
         made.generate([[7], [7] * 9], "domino")
 
 
+@pytest.mark.long
 def test_a_prompt_at_the_last_position_is_answered():
     made = make_generator(with_positions(20, 20), max_new_tokens=12)
     [answer] = made.generate([[7] * 8], "domino")

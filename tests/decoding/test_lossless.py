@@ -113,6 +113,13 @@ def valid(drafter, mode, width, tokens, eight_bits, **_) -> bool:
 
 
 CASES = pairwise(AXES, valid)
+# Without the mark `long`: the first chain or tree of each head, and the first case of each mode.
+FIRST = {
+    head_of(case["drafter"]): index
+    for index, case in reversed([*enumerate(CASES)])
+    if case["mode"] in ("draft", "tree")
+}
+FIRST |= {case["mode"]: index for index, case in reversed([*enumerate(CASES)])}
 
 # The third fills the cache to its last slot: 20 tokens, 35 new ones and the 9 rows of a tree.
 PROMPTS = [[7], *random_prompts(1, 12, 12), *random_prompts(1, 20, 20, seed=5), *random_prompts(3, 2, 9, seed=1)]
@@ -290,7 +297,15 @@ def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case.values())) for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=[pytest.mark.long] * (index not in FIRST.values()), id="-".join(map(str, case.values()))
+        )
+        for index, case in enumerate(CASES)
+    ],
+)
 def test_the_text_is_the_targets(case):
     drafter, mode, sampling, width, batch, tokens, cache, eight_bits = case.values()
     mode, _, drafts = mode.partition(" ")
@@ -312,6 +327,7 @@ def test_the_text_is_the_targets(case):
         assert [answer.accept_lengths for answer in answers] == paces
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["autoregressive", "draft", "tree"])
 @pytest.mark.parametrize("sampling", ["greedy", "mixed"])
 def test_no_stop_id_ends_an_answer_before_min_tokens_or_at_all_where_it_is_ignored(mode, sampling):
@@ -333,6 +349,7 @@ def test_no_stop_id_ends_an_answer_before_min_tokens_or_at_all_where_it_is_ignor
     assert [answer.finish_reason == "stop" for answer in answers] == ends
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafter", ["domino unshifted", "dflash2", "xpress", "eagle3"])
 def test_one_pass_predicts_the_rounds_of_every_width(drafter):
     """The widths of the matrix are all and two."""
@@ -351,6 +368,7 @@ def test_every_head_is_in_the_matrix():
         assert {case["drafter"] for case in CASES if case["mode"] == mode} == able
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafter", ["domino", "dflash2", "xpress", "eagle3"])
 def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_growing_caches(drafter):
     """So no draft depends on a neighbour, on the size of a cache, or on what an earlier request left in its row."""
@@ -362,6 +380,7 @@ def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_gro
         assert sum((piece.accept_lengths for piece in pieces), []) == together[row].accept_lengths
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", [(3, 3), (0, 0), (0, 3), (3, 0)])
 @pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3"])
 def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_text(drafter, schedule):

@@ -31,6 +31,8 @@ from tests.helpers.decoding_models import (
 )
 from tests.helpers.paths import ASSETS
 
+pytestmark = pytest.mark.long
+
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
 
 

@@ -61,6 +61,7 @@ def test_the_draft_of_a_row_depends_on_the_anchor_and_on_nothing_after_it():
     assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 
+@pytest.mark.long
 def test_with_all_norms_a_chain_computes_what_the_passes_train():
     """norm_output, norm_before_fc and norm_before_residual, as speculators sets them by default."""
     models = random_models(head="eagle3")
@@ -165,6 +166,7 @@ def test_a_new_drafter_without_data_drafts_tokens_that_the_target_has():
         Eagle3Config.for_target(target, draft_vocab_size=8)  # the public rule needs six layers or more
 
 
+@pytest.mark.long
 def test_a_chain_longer_than_the_usual_one_gives_the_golden_texts_in_longer_rounds():
     models, rows = golden_models("eagle3"), load_golden("eagle3").figures["generate"]
     made = make_generator(models, cache_length=128, max_new_tokens=40, batch_size=4, num_drafts=9)

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from domino_jax.method.heads import eagle3_loss
 from domino_jax.method.heads.eagle3_loss import Eagle3Settings
@@ -57,6 +58,7 @@ def measured(together: bool = False):
     return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)
 
 
+@pytest.mark.long
 def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows():
     (loss, metrics, gradients), (other, others, theirs) = (measured(packed) for packed in (False, True))
     assert loss > 1.0
@@ -67,6 +69,7 @@ def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows():
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_slices_of_the_logits_change_nothing(monkeypatch):
     whole = measured()
     monkeypatch.setattr(eagle3_loss, "SLICE_LOGITS", 20)
@@ -76,6 +79,7 @@ def test_slices_of_the_logits_change_nothing(monkeypatch):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_row_without_labels_gives_zero_and_no_nan():
     batch = {"tokens": jnp.ones((1, 4), jnp.int32), "loss_mask": jnp.zeros((1, 4))}
     loss, metrics, gradients = row_gradients(random_models(head="eagle3"), batch, Eagle3Settings(passes=3))

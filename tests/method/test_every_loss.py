@@ -61,7 +61,16 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize(
-    ("head", "train"), CASES, ids=[f"{head}-{'-'.join(map(str, t.values()))}" for head, t in CASES]
+    ("head", "train"),
+    [
+        pytest.param(
+            head,
+            train,
+            marks=[pytest.mark.long] * (head != "domino"),
+            id=f"{head}-{'-'.join(map(str, train.values()))}",
+        )
+        for head, train in CASES
+    ],
 )
 def test_a_step_moves_every_parameter(head, train):
     recipe, (target, target_params) = recipe_of(head, **train), random_target(layers=4)

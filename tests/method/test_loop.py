@@ -107,6 +107,7 @@ def assert_same(one, two):
         np.testing.assert_array_equal(getattr(one, field), getattr(two, field), err_msg=field)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_rounds_in_chunks_equal_one_long_run(chunk):
     _, run = generator()

@@ -50,6 +50,7 @@ def test_a_step_with_lanes_gives_the_codes_of_all_slots_at_once(kind):
         assert bool(jnp.allclose(forgetful, code)) == (kind != "rnn" or slot == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MARKOV_KINDS)
 def test_a_new_head_is_normal_with_zero_biases(kind):
     params = init_drafter_params(drafter(kind, **CONFIDENT).module, jax.random.key(0))["head"]

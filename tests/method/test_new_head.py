@@ -27,6 +27,8 @@ from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.decoding_models import make_generator, random_prompts, random_target, texts
 from tests.helpers.models import random_tokens
 
+pytestmark = pytest.mark.long
+
 
 class BiasHead(Head):
     def setup(self):

@@ -14,6 +14,8 @@ from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.step import correct_logits, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_drafter, tiny_target
 
+pytestmark = pytest.mark.long
+
 ROWS, LENGTH = 2, 16
 ANCHORS = jnp.array([[1, 4, 9], [0, 5, 12]])
 TOKENS = random_tokens((ROWS, LENGTH), seed=3)

@@ -13,6 +13,8 @@ from domino_jax.method.rollout import choose_drafts, draft_in_passes, roll_out
 from domino_jax.method.settings import SamplingParams
 from tests.helpers.decoding_models import make_generator, random_models
 
+pytestmark = pytest.mark.long
+
 PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
 HEADS = {
     "domino, prefix 2": {"pure_draft_prefix_len": 2},

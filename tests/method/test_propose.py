@@ -49,6 +49,7 @@ def taught(models, tokens, anchor, consumed):
     return z[0, 0], base[0, 0], final[0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_the_draft_is_the_argmax_of_the_teacher_forced_logits_on_its_own_tokens(kind):
     models, state = started(kind)
@@ -65,6 +66,7 @@ def test_the_draft_is_the_argmax_of_the_teacher_forced_logits_on_its_own_tokens(
         assert drafts[row].tolist() == jnp.argmax(final, -1)[config.first_slot :].tolist()
 
 
+@pytest.mark.long
 def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
     models, state = started("shifted, prefix 1")
     kind = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 5, "is_causal": False}
@@ -76,6 +78,7 @@ def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
     assert drafted(with_window(models, 5, 9), state)[0].tolist() == drafted(models, state)[0].tolist()
 
 
+@pytest.mark.long
 def test_a_finished_row_without_room_for_a_block_keeps_the_text_that_a_window_reads():
     """A cache that has not grown to a ring must not turn."""
     models, state = started("shifted, prefix 1")

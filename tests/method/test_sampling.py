@@ -87,6 +87,7 @@ def sample_sequences(models, prompt, params, count, mode="domino"):
     return np.array([answer.token_ids for answer in flat])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "params"),
     [

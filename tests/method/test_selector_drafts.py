@@ -58,6 +58,7 @@ def test_logits_are_transformed_before_they_are_compared():
     assert abs(untouched).max() > 2.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "coupled"])
 def test_a_tree_of_one_lane_is_the_chain(sampling):
     models, state = started()

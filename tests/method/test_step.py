@@ -175,6 +175,7 @@ def test_a_row_without_anchors_contributes_nothing():
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", ["domino", "none"])
 def test_anchor_slots_without_a_label_change_neither_loss_nor_gradients(head):
     """Eight slots of which rows of five and of two legal anchors fill the first: in slices of two, and all at once."""
@@ -190,6 +191,7 @@ def test_anchor_slots_without_a_label_change_neither_loss_nor_gradients(head):
     assert norm(expected) > 0.1
 
 
+@pytest.mark.long
 def test_a_step_is_its_parts():
     """Anchors of the folded key, the dual loss, the optimizer's update: the step's parameters, done by hand."""
     target, drafter = models()
@@ -221,6 +223,7 @@ def test_a_step_is_its_parts():
         np.testing.assert_allclose(ours[certain], hand[certain], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_loss_over_a_draft_vocabulary_of_all_tokens_is_the_usual_one():
     """The drafter's own columns of the lm_head take the target's place."""
     target, drafter = models()
@@ -253,6 +256,7 @@ def test_fresh_parameters_follow_the_initialisation_of_the_contract():
     assert 0.017 < float(params["head"]["up"]["kernel"].std()) < 0.023
 
 
+@pytest.mark.long
 def test_a_step_on_a_quantized_target_is_that_on_its_dequantized_weights():
     """The lm_head is in eight bits too, and gradients flow through it."""
     target, _ = models()

@@ -60,6 +60,7 @@ def check_it_is_the_chain(tree, chain):
     assert (tree.ancestors == np.tril(np.ones((4, 4), bool))).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_lane_drafts_the_chain(kind):
     check_it_is_the_chain(*drafted_by(kind)[1:3])
@@ -73,6 +74,7 @@ def drafted_warm(use_head: bool):
     return drafted(random_models(4), started(), SamplingParams(0.8, top_k=20, top_p=0.9), settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("use_head", [True, False])
 def test_one_lane_drafts_the_chain_with_noise_and_without_a_head(use_head):
     check_it_is_the_chain(*drafted_warm(use_head)[1:3])

@@ -55,6 +55,7 @@ def test_the_mixer_reads_nothing_above_its_diagonal_and_teaches_nothing_there(z)
     assert not (gradient * above).any() and (jnp.abs(gradient) > 0).sum() == RANK * BLOCK * (BLOCK + 1) // 2
 
 
+@pytest.mark.long
 def test_a_new_head_mixes_nothing_and_starts_from_small_numbers():
     config = dataclasses.replace(random_models(BLOCK, head="xpress").drafter.config, xpress_rank=64)
     params = init_drafter_params(new_drafter(config), jax.random.key(0))["head"]

@@ -131,6 +131,7 @@ def test_a_llama_target_equals_transformers_on_256_tokens(tied, head_dim, tmp_pa
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 def test_decoding_a_llama_target_with_a_drafter_gives_its_own_text():
     target = llama()
     drafter = tiny_drafter(target.config)

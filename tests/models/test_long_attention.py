@@ -26,6 +26,7 @@ def relative_error(found: jax.Array, plain: jax.Array) -> float:
     return abs(found - plain).max() / abs(plain).max()
 
 
+@pytest.mark.long
 @both
 @pytest.mark.parametrize(
     "shape",
@@ -38,6 +39,7 @@ def test_a_kernel_equals_plain_attention_to_within_bfloat16_rounding(kernel, sha
     assert relative_error(attend_long(kernel.kernel_call, q, k, v, mask, interpret=True), plain) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     [
@@ -98,6 +100,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 def test_on_a_mesh_each_device_attends_for_its_requests_and_heads():
     environment = {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-c", ON_A_MESH]

@@ -99,6 +99,7 @@ def moments(outputs, what):
     return [[float(moment) for moment in re.findall(rf"{what} at (\S+)", out)] for out in outputs]
 
 
+@pytest.mark.long
 def test_two_processes_by_hand_share_their_devices_and_stay_on_the_loopback(together):
     first, second = together
     assert "topology: 2 processes, 4 devices (cpu)\n" in first and "topology" not in second
@@ -106,6 +107,7 @@ def test_two_processes_by_hand_share_their_devices_and_stay_on_the_loopback(toge
     assert listened(first) and listened(first) | listened(second) <= LOOPBACK_ONLY
 
 
+@pytest.mark.long
 def test_two_slurm_tasks_on_one_node_reach_the_barrier_with_ranks_0_and_1():
     address = f"127.0.0.1:{free_port()}"  # as launch/slurm.sbatch sets it for one node
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
@@ -160,6 +162,7 @@ def test_the_exit_code_of_a_process_that_fails_alone_survives():
     assert ends[1][0] != 0
 
 
+@pytest.mark.long
 def test_an_unexpected_exception_in_one_process_keeps_its_traceback_and_ends_both_to_be_started_again():
     first, second = pair(FAILS.format(1, "1 / 0"), DOMINO_HEARTBEAT_SECONDS="5")
     assert (second[0], "ZeroDivisionError" in second[2]) == (-signal.SIGABRT, True)
@@ -198,6 +201,7 @@ ALIKE = """
 """
 
 
+@pytest.mark.long
 def test_what_differs_between_machines_and_what_process_0_meets_is_reported_in_all_processes(tmp_path):
     ends = pair(ALIKE.strip().replace("FOLDER", str(tmp_path)))
     assert [code for code, _, _ in ends] == [0, 0], ends

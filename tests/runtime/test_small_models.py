@@ -59,6 +59,7 @@ def printed(code: str, *arguments: str, **variables: str) -> float:
     return float(output.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(usable_cores() < 2 or not pathlib.Path("/proc/self/task").exists(), reason="needs two cores")
 def test_a_small_target_is_computed_by_one_thread():
     assert printed(BUSIEST, TINY) > 0.9

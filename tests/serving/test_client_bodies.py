@@ -9,6 +9,8 @@ import pytest
 from domino_jax.decoding.requests import Request
 from tests.helpers.serving import MODEL, QUESTION, asked, get, post, stream_of
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("starlette", reason="requirements-serve.txt is not installed")
 openai = pytest.importorskip("openai", reason="openai is not installed")
 

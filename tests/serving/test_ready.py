@@ -25,6 +25,8 @@ pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not i
 from domino_jax.serving.engine import Engine
 from domino_jax.serving.requests import ServedModel, ServedRequest
 
+pytestmark = pytest.mark.long
+
 MODES = ("autoregressive", "draft")
 USUAL = (
     SamplingParams(),

@@ -60,6 +60,7 @@ def idle(port: int) -> bool:
     return metric(port, "num_requests_running") == metric(port, "num_requests_waiting") == 0
 
 
+@pytest.mark.long
 def test_texts_are_those_of_decode_whatever_else_is_in_the_batch(engine, client):
     """Greedy and sampled requests of both modes together, whole and streamed."""
     cases = [

@@ -49,6 +49,7 @@ def measured():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAIRS)
 def test_losses_and_gradients_agree_across_meshes(name):
     """Loss and gradient norm of two steps, the second step's parameters coming from the first."""
@@ -57,11 +58,13 @@ def test_losses_and_gradients_agree_across_meshes(name):
     np.testing.assert_allclose(ours, plain[:2], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_state_is_split_over_fsdp_and_tensor_and_not_over_data():
     split = {name: measured()[f"{name} on a mesh"]["split"] for name in PAIRS}
     assert split["DFlash2"] == 0 and min(split["Domino"], split["Markov"]) > 5
 
 
+@pytest.mark.long
 def test_the_loss_falls_so_that_the_runs_compare_something():
     losses = np.array(measured()["Domino"]["steps"])[:, 0]
     assert losses[-1] < losses[0] - 0.2
