@@ -18,12 +18,15 @@ from domino_jax.evals.tables import NOTHING
 from domino_jax.recipe import cli
 from domino_jax.runtime.differences import differences
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
 
 
 def main(flags: cli.Flags) -> None:
+    if is_remote(flags.output):
+        raise DominoError(f"--output={flags.output} is in a bucket; compare writes to local folders only.")
     folders = [open_path(run).expanduser() for run in flags.runs]
     names = drafter_names([os.fspath(folder) for folder in folders], "--runs")
     rows = {name: rows_of(folder) for name, folder in zip(names, folders, strict=True)}
@@ -49,7 +52,7 @@ def table_of(runs: Mapping[str, Sequence[dict]]) -> list[list[str]]:
     for name, rows in runs.items():
         last = [figure.points(rows)[-1:] for figure in COMPARED.values()]
         cells = [f"{points[0][1]:.4g}" if points else NOTHING for points in last]
-        seconds = max((row["seconds"] for row in rows if "seconds" in row), default=0.0)
+        seconds = max((row["seconds"] for row in rows if isinstance(row.get("seconds"), int | float)), default=0.0)
         table.append([name, str(max(row["step"] for row in rows)), *cells, f"{seconds / 60:.1f}"])
     return table
 

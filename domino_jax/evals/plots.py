@@ -1,6 +1,7 @@
 """The pictures of a report (tokens per round) and of training runs (curves over their steps)."""
 
 import io
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from etils import epath
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.files import write_whole
 from domino_jax.training.evaluate import WIDTHS
 from domino_jax.training.metrics import read_rows
@@ -56,11 +58,15 @@ class Compared(NamedTuple):
     keys: tuple[str, ...]
 
     def points(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-        """(step, value) of the rows that have one."""
-        values = [
-            (row["step"], next((row[key] for key in self.keys if row.get(key) is not None), None)) for row in rows
-        ]
-        return [(step, value) for step, value in values if value is not None]
+        """(step, value) of the rows that have one; null, which is not finite, is NaN."""
+        points = []
+        for row in rows:
+            key = next((key for key in self.keys if key in row), None)
+            if key is not None and not isinstance(row[key], int | float | None):
+                raise DataError(f"metrics.jsonl: {key} of step {row['step']} is {quote(row[key])}, not a number.")
+            if key is not None:
+                points.append((row["step"], math.nan if row[key] is None else row[key]))
+        return points
 
 
 COMPARED = {

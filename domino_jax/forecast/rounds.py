@@ -9,12 +9,14 @@ rounds 1.0 to 1.3, and 1.55 at 0.6B on an H200 (docs/compilers.md). τ is at mos
 """
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from domino_jax.evals.models import check_kind
 from domino_jax.forecast import dry_run, topologies
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, new_drafter
@@ -58,11 +60,14 @@ class Reads:
 
 
 def main(flags: cli.Flags) -> None:
-    config, chip = flags.config, topologies.chip_of(flags.topology) if flags.topology else None
+    config, chip = flags.config, None
+    if flags.topology and re.fullmatch(r"\w+(:[1-9]\d*(x[1-9]\d*)*)?", flags.topology):
+        chip = topologies.chip_of(flags.topology)
     if flags.topology and not chip:
         raise DominoError(
             f"--topology={flags.topology}: no such chip; name one of {', '.join(topologies.CHIPS)}, or leave it out."
         )
+    _check_ignored(flags)
     if -1 in (config.decode.mesh.data, config.decode.mesh.tensor):
         raise DominoError("--dry_run needs decode.mesh.data and decode.mesh.tensor as numbers, not as -1, the rest.")
     target = dry_run.shapes_of(config.target.path)
@@ -74,11 +79,27 @@ def main(flags: cli.Flags) -> None:
         raise DominoError(
             f"--dry_run computes rounds of drafters of blocks, but the head is {drafter.head!r}: leave --dry_run out."
         )
-    requests = max(config.decode.batch_size // config.decode.mesh.data, 1)
+    check_kind(drafter.head, flags.head, config.drafter.path or "the recipe")
+    decode_settings(config.decode, drafter.head).check(target.vocab_size, drafter)
+    requests, rest = divmod(config.decode.batch_size, config.decode.mesh.data)
+    if rest:
+        raise DominoError(
+            f"decode.batch_size {config.decode.batch_size} cannot be cut into decode.mesh.data ="
+            f" {config.decode.mesh.data} parts; make it a multiple."
+        )
     reads = reads_of(config, target, drafter, requests)
     kind = config.decode.dtype if config.decode.draft_weights == "dtype" else config.decode.draft_weights
     print(f"{config.target.path}, drafter {drafter.head} of {drafter.num_hidden_layers} layers in {kind}")
     print("\n".join(lines(reads, drafter.most_drafts, requests, chip)), flush=True)
+
+
+def _check_ignored(flags: cli.Flags) -> None:
+    """Refuses flags and keys that the figures of one drafter do not show."""
+    ignored = {f"--{name}": getattr(flags, name) for name in ("output", "prompt", "prompts", "interactive")}
+    ignored |= {f"config.decode.{name}": flags.config.decode[name] for name in ("compare", "concurrency")}
+    for name, value in ignored.items():
+        if value:
+            raise DominoError(f"--dry_run and {name} are both given, but --dry_run ignores {name}; remove one of them.")
 
 
 def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> Reads:

@@ -116,9 +116,12 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
             f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
             f"num_key_value_heads {raw['num_key_value_heads']}."
         )
+    head_dim = raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"]
+    if head_dim % 2:
+        raise DataError(f"config.json: head_dim {head_dim} is odd, but rotary embeddings turn pairs of numbers.")
     return {
         **{name: raw[name] for name in shapes},
-        "head_dim": raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"],
+        "head_dim": head_dim,
         "rms_norm_eps": _in_range("rms_norm_eps", raw["rms_norm_eps"]),
         "rope_theta": read_rope_theta(raw),
         "attention_bias": read_switch(raw, "attention_bias"),

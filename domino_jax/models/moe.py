@@ -68,9 +68,12 @@ def read_expert_config(raw: Mapping[str, Any]) -> ExpertConfig:
     for name, value in sizes.items():
         check_size(name, value, LIMIT)
     check_size("num_experts_per_tok", sizes["num_experts_per_tok"], sizes["num_experts"])
-    dense = raw.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
-        raise DataError(f"config.json has mlp_only_layers = {quote(dense)}; expected a list of layers.")
+    dense, layers = raw.get("mlp_only_layers"), raw["num_hidden_layers"]
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
+        raise DataError(
+            f"config.json has mlp_only_layers = {quote(dense)}; expected a list of layers from 0 to {layers - 1}."
+        )
     return ExpertConfig(**sizes, norm_topk_prob=read_switch(raw, "norm_topk_prob"), mlp_only_layers=tuple(dense))
 
 

@@ -48,7 +48,10 @@ class Qwen3Config(DecoderConfig):
             )
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
-        other = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
+        kinds = raw.get("layer_types") or []
+        if not isinstance(kinds, list):
+            raise DataError(f"config.json has layer_types = {quote(kinds)}; expected a list.")
+        other = [kind for kind in kinds if kind != "full_attention"]
         window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
         if other or window:
             raise DataError(

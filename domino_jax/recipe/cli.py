@@ -55,16 +55,20 @@ NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own
 LONGEST_LINE = 1_000  # characters of an error message
 # Arguments of add_argument for flags that are no text.
 KINDS = {
-    **{
-        name: {"type": lambda text: tuple(map(str.strip, text.split(",")))}
-        for name in ("allow_config_change", "drafters", "runs")
-    },
+    **{name: {"type": lambda text: _entries(text)} for name in ("allow_config_change", "drafters", "runs")},
     "port": {"type": int},
     **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
     "distributed": {"choices": ("auto", "off")},
     "format": {"choices": ("serving", "specforge", "speculators")},
     "metrics_prefix": {"choices": ("domino", "vllm")},
 }
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    entries = tuple(map(str.strip, text.split(",")))
+    if "" in entries:
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty entry; write names with a comma between them")
+    return entries
 
 
 @dataclasses.dataclass(frozen=True)

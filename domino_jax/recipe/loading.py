@@ -39,12 +39,13 @@ def load_recipe(path: str) -> Section:
     path: a file, or the name of a recipe of this project, as qwen3_8b.
     """
     file = pathlib.Path(path).expanduser()
-    if path.isidentifier():
+    if path.isidentifier() and path != "qwen3":  # that one is what the others share
         file = next((folder / f"{path}.py" for folder in RECIPES if (folder / f"{path}.py").is_file()), file)
     if not file.is_file():
+        known = sorted({found.stem for folder in RECIPES for found in folder.glob("*.py")} - {"qwen3"})
         raise DominoError(
             f"--config={path}: there is no such file. Recipes are in configs/, for example configs/tiny.py; a name "
-            "alone, as qwen3_8b, is one of them."
+            f"alone is one of {', '.join(known)}."
         )
     # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
     folder = str(file.resolve().parent.parent)

@@ -198,7 +198,7 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
             row = line.parse()
         except ValueError:
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise DataError(
                 f"{file}:{line.number}: the line is no JSON object with a step. Remove it, or start in another workdir."
             )

@@ -59,6 +59,10 @@ def test_several_chips_share_the_target_and_a_drafters_folder_gives_its_shape(ca
     ("words", "message"),
     [
         (["--topology=h900"], "no such chip; name one of v4"),
+        (["--topology=v5e:4y4"], "no such chip"),
+        (["--output=DIR"], "--dry_run and --output are both given"),
+        (["--config.decode.batch_size=4", "--config.decode.mesh.data=3"], "cannot be cut into decode.mesh.data = 3"),
+        (["--config.decode.draft_vocab=200000"], "but the target has 151936 tokens"),
         (["--config.decode.mesh.tensor=3"], "128 experts, which mesh.tensor 3 does not divide"),
         (["--config.decode.mesh.tensor=-1"], "as numbers, not as -1"),
         (["--config.drafter.head=eagle3"], "the head is 'eagle3'"),
