@@ -89,7 +89,7 @@ def test_token_rows_need_no_tokenizer():
         ({"token_ids": [1, 2], "loss_mask": [1, 2]}, "a 0 or 1 for each"),
         ({"messages": [{"role": "user", "content": 3}]}, "message 0 of messages"),
         ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>' in its content"),
-        ({"messages": turns("a\ud800", "b")}, "the text cannot be encoded (TypeError: "),
+        ({"messages": turns("a\ud800", "b")}, "holds half of a surrogate pair"),
     ],
 )
 def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):

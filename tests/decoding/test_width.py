@@ -106,7 +106,7 @@ def test_a_target_with_experts_gets_plain_steps_on_text_where_a_dense_one_gets_d
         simulation = Simulation(MACHINES[machine], 1)
         simulation.decode(text, 1_000)
         seconds, fixed = simulation.decode(text, 8_000), simulation.fixed(text)
-        assert bool(simulation.pace.used.drafts) == drafting, fixed
+        assert bool(simulation.history.used.drafts) == drafting, fixed
         assert 0.95 * seconds < min(fixed.values())  # an exploring dispatch is dear here
 
 

@@ -26,7 +26,7 @@ def test_of_the_forms_for_different_devices_the_default_counts():
 
 
 def test_each_row_of_a_ragged_product_counts_once_and_a_part_on_each_device():
-    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, matrices, sizes = jnp.ones((6, 4)), jnp.ones((3, 4, 5)), jnp.array([1, 0, 5])
     assert product_flops(jax.make_jaxpr(jax.lax.ragged_dot)(rows, matrices, sizes)) == 2 * 6 * 4 * 5
     spec = jax.sharding.PartitionSpec
