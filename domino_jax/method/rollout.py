@@ -88,8 +88,7 @@ def roll_out(
 
     Args:
         prefix_tokens: int32 [B, 1 + extra_slots], the anchor, and the token before it where the head reads that.
-        z: [B, T, D] of all slots that the head sees.
-        candidates: of the first M slots that predict a token.
+        z: [B, T, D] of all slots that the head sees.  candidates: of the first M slots that predict a token.
         choose: the candidates of some slots, with arrays [B, m, Q] → their drafts.
         scan: what runs the loop; `scan_drafts` in a decode round.
     """

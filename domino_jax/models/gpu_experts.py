@@ -55,7 +55,7 @@ def by_kernel(
 def _blocks(flat: jax.Array, count: int, rows: int, blocks: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The place of each of the pairs of row and expert, the expert of each block, and [1] the number of blocks in use.
 
-    flat: int32 [T·k], experts; `count` stands for none, whose place is after all blocks.
+    flat: int32 [T·k], experts; `count` means none, and its place is after all blocks.
     """
     sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode="drop")
     ends = jnp.cumsum(-(-sizes // rows))

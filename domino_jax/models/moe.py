@@ -4,7 +4,7 @@ The product has one form per kind of device, because what reads only the experts
 them on another (docs/compilers.md). Every form takes
 
     x        [T, D]  rows in the compute type
-    experts  int32 [T, k]  the experts of each row; E stands for none
+    experts  int32 [T, k]  the experts of each row; E means none
     weights  float32 [T, k]  what each expert's output counts, 0 for none
     matrices {"gate_proj", "up_proj": [E, D, F], "down_proj": [E, F, D]}, floating or in eight bits (quantized.py)
 

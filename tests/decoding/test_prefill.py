@@ -39,6 +39,7 @@ def test_attention_over_slices_of_prompts_equals_one_dense_mask(monkeypatch):
 LONG = [*random_prompts(1, 150, 150), *random_prompts(1, 64, 64), *random_prompts(1, 7, 7)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("drafter", ["domino", "windowed", "eagle3"])
 def test_a_prefill_in_chunks_leaves_the_state_and_the_answers_of_one_pass(monkeypatch, drafter):
     """Prompts of 150, 64 and 7 tokens in chunks of 64: the end of a chunk, and a window shorter than one. The caches'

@@ -57,6 +57,7 @@ def as_answer(one):
     return Generation(one.token_ids, one.accept_lengths, one.finish_reason)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("drafter", "mode"), CASES)
 def test_a_second_turn_a_shared_system_prompt_and_an_edited_history_read_only_what_is_new(drafter, mode):
     chat = Chat(generator(drafter), mode, Prefixes(3, 10**9))
@@ -88,6 +89,7 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
         np.testing.assert_allclose(reused, whole, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
     """Its rows are those of a prefill of the whole prompt, and a text that goes on loses none of them."""
     made = make_generator(with_window(random_models(4), 25, 2), **SHAPE)
@@ -143,6 +145,7 @@ def test_a_stream_starts_from_the_text_before_it():
     assert any(key[0] == "prefill" and len(key) == 7 for key in made.compiled)
 
 
+@pytest.mark.long
 def test_requests_that_come_and_go_have_the_texts_that_they_have_alone():
     """The batch grows from one row to four and shrinks again, with greedy and sampled rows, and one is given up."""
     made = generator("domino")

@@ -106,6 +106,7 @@ def test_a_dispatch_of_one_round_leaves_the_drafts_that_were_rejected():
 # ------------------------------------------------------------------------------------------------ rows of a batch
 
 
+@pytest.mark.long
 def test_a_batch_shrinks_to_a_quarter_and_admits_an_eighth_of_its_rows_at_a_time():
     """25 prompts on sixteen rows: two at a time while two wait, the last one alone, and the texts of single rows."""
     prompts = (PROMPTS * 3)[:25]

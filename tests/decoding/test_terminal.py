@@ -26,6 +26,7 @@ def start(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.long
 def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
     code, printed, _ = start(capsys, f"--prompt={PROMPT}")
     assert code == 0
@@ -35,6 +36,7 @@ def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
     assert line.startswith(f"{len(answer().token_ids)} tokens in {len(answer().accept_lengths)} rounds")
 
 
+@pytest.mark.long
 def test_end_of_input_ends_a_chat_as_done(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{PROMPT}\n"))
     code, printed, error = start(capsys, "--interactive")

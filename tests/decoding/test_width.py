@@ -15,7 +15,7 @@ MACHINES = {
     "accelerator": lambda drafts: 0.01 * (1 + 0.2 * (drafts > 0) + 0.005 * drafts),
     "processor": lambda drafts: 0.026 * (1 + 0.3 * (drafts > 0) + 0.085 * drafts),
     "full batch": lambda drafts: 0.02 * (1 + 0.4 * drafts),
-    # Of the time of a plain step of 30B-A3B 0.56 is for 8 experts of 128; a draft takes 0.24 (forecast/rounds.py).
+    # Eight experts of 128 take 0.56 of a plain step of 30B-A3B, and a draft takes 0.24 of it (forecast/rounds.py).
     "experts": lambda drafts: 0.01 * (0.44 + 0.56 * EXPERTS.active(drafts + 1) / 8 + 0.24 * (drafts > 0)),
 }
 EXPERTS = ExpertConfig(128, 8, 768, True)

@@ -17,6 +17,7 @@ def timed():
     return generator, state, round_times.round_split(generator.models, generator.generator, state, modes, repeats=1)
 
 
+@pytest.mark.long
 def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
     generator, state, split = timed
     assert set(split["backbone"]) == {"draft", "head", "verify", "commit", "other", "round"}

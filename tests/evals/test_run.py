@@ -102,6 +102,7 @@ def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp
 # --------------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.long
 def test_memory_stays_flat_over_a_file_of_2_000_prompts(tmp_path):
     """No answer outlives its group: what is kept of one is a few numbers, whatever its length."""
     prompts = tmp_path / "prompts.jsonl"

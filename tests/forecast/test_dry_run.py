@@ -78,6 +78,7 @@ def test_the_peak_holds_parameters_and_moments():
     assert found()["peak_bytes_per_chip"] > sum(found()[part] for part in parts)
 
 
+@pytest.mark.long
 def test_an_evaluation_needs_no_second_copy_of_the_weights():
     """Beside the target and the training state only what a pass makes."""
     config = flags("--config.eval.every=5", "--config.train.accumulate=2").config

@@ -18,7 +18,7 @@ def table(capsys, *words: str) -> dict[str, list[str]]:
 
 
 def test_a_round_of_a_mixture_of_experts_reads_those_that_its_rows_use(capsys, monkeypatch):
-    """Of the hub id alone. By hand, 30B-A3B in bfloat16: attention, routers and lm_head of 48 layers are 2.46 GB, an
+    """The hub id is enough. By hand, 30B-A3B in bfloat16: attention, routers and lm_head of 48 layers are 2.46 GB, an
     expert of all layers 453 MB, 4,096 slots 403 MB, and draft and lm_head again 1.57 GB."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = table(capsys, "--config=configs/qwen3_30b_a3b.py", "--topology=h200")

@@ -95,6 +95,7 @@ def test_a_dropped_block_leaves_the_others_and_stays_finite():
     assert np.isfinite(dropped).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window, sink", [(2, 0), (6, 0), (6, 2), (6, 12), (40, 3)])
 @pytest.mark.parametrize("chunks", [(20,), (9, 5, 1, 2, 2, 1)])
 def test_a_ring_holds_what_a_window_reads_of_a_whole_cache(window, sink, chunks):

@@ -100,6 +100,7 @@ def reference(tensors, raw, features, x, start):
     return normed(x, tensors["norm.weight"], eps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("layer_types", "window", "is_causal", "changes"), KINDS)
 def test_training_and_decoding_follow_what_an_exported_config_states(layer_types, window, is_causal, changes, tmp_path):
     target = tiny_target(tied=False)

@@ -67,6 +67,7 @@ CASES = [(kind, GREEDY, 1.0) for kind in DRAFTERS]
 CASES += [("shifted, prefix 1", sampling, scale) for sampling, scale in ((WARM, 1.0), (WARM, 0.5), (MIXED, 1.0))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "sampling", "scale"), CASES)
 def test_the_draft_is_the_best_of_the_candidates_and_with_all_tokens_the_whole_vocabularys(kind, sampling, scale):
     """Against the rollout over the whole vocabulary, and the same with all other base logits at -inf."""
@@ -77,6 +78,7 @@ def test_the_draft_is_the_best_of_the_candidates_and_with_all_tokens_the_whole_v
     assert (likeliest == np.asarray(few)[:, :, None]).any(-1).all()
 
 
+@pytest.mark.long
 def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():
     """Against the texts and the rounds of the golden file, whose head corrects all tokens."""
     models, rows = golden_models("tied_shift"), load_golden("tied_shift").figures["generate"]

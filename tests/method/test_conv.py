@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from domino_jax.method.drafter import init_drafter_params
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
@@ -9,6 +10,7 @@ from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_t
 ANCHORS = [[5, 9], [5, 9]]
 
 
+@pytest.mark.long
 def test_a_new_drafter_with_convolutions_is_one_without():
     """The same weights beside them, and the convolutions as they are initialised."""
     target = tiny_target(tied=False)  # a tied one would predict the mask token in every masked slot

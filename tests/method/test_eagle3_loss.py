@@ -21,7 +21,7 @@ ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([
 
 def places(passes, **changes) -> list[list[tuple[int, int]]]:
     """For each pass the rows that count, as (row, token that they predict)."""
-    ids, weights, _ = Eagle3Settings(passes).labels(None, ROW | changes)
+    ids, weights, _ = Eagle3Settings(passes).labels(ROW | changes)
     found = np.argwhere(np.asarray(weights[0]).T > 0)
     for index, place in found:
         assert ids[0, place, index] == (ROW["tokens"][0, place + 1] if place < 5 else 0)
@@ -36,7 +36,7 @@ def test_by_label_every_supervised_token_is_taught_and_no_other():
 def test_the_last_token_of_a_padded_row_teaches_nothing():
     """With two places of padding the last token is 3: its state is followed by no text."""
     padded = {"tokens": ROW["tokens"].at[0, 4:].set(0), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 0.0]])}
-    weights = Eagle3Settings(1).labels(None, padded).label_weights
+    weights = Eagle3Settings(1).labels(padded).label_weights
     assert weights[0, :, 0].tolist() == [0, 1, 1, 0, 0, 0]
 
 

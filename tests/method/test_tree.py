@@ -123,6 +123,7 @@ def paths_of(tree, row: int) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
     models, state = random_models(4, **KINDS[kind]), started()

@@ -56,6 +56,7 @@ def test_shapes_of_one_kernel_alone(kernel, shape):
     assert relative_error(attend_long(kernel.kernel_call, q, k, v, mask, interpret=True), plain) < 0.01
 
 
+@pytest.mark.long
 @both
 def test_a_query_that_reads_nothing_gets_zeros_even_beside_one_that_reads(kernel):
     q, k, v, mask = arrays(1, 4, 4, 2, 8_192)

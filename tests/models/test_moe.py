@@ -14,7 +14,7 @@ EXPERTS, WIDTH, HIDDEN = 6, 256, 128
 
 
 def matrices(form: str) -> dict:
-    """Of each expert another scale, so that a product with a wrong one shows."""
+    """Each expert has another scale, so that a product with a wrong one shows."""
     random = np.random.default_rng(0)
     shapes = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
     made = {}

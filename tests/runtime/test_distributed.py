@@ -128,6 +128,7 @@ def test_a_missing_device_exits_2_and_names_the_variable():
     assert "error: JAX_PLATFORMS is 'rocm', and jax finds no such device" in error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "environment", "names"),
     [

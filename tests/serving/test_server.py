@@ -204,6 +204,7 @@ def test_a_key_is_needed_where_one_is_set(engine):
         assert post(port, asked(max_tokens=1), Authorization="Bearer secret")[0] == 200
 
 
+@pytest.mark.long
 def test_too_many_requests_are_refused_at_once_and_all_others_answered(port):
     """Four rows and eight that may wait; 1,000 requests."""
     with concurrent.futures.ThreadPoolExecutor(64) as pool:
@@ -403,6 +404,7 @@ def test_memory_stays_flat_over_many_short_requests(port):
     assert sizes[-1] - sizes[1] < 20e6
 
 
+@pytest.mark.long
 def test_sigterm_answers_what_has_arrived_refuses_what_comes_and_exits_with_0(tmp_path):
     process, port = start_command(tmp_path / "log")
     try:

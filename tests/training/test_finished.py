@@ -98,6 +98,7 @@ def test_the_marker_names_the_step_and_the_export(whole):
     assert marker == {"step": 8, "processes": 1, "exported_step": 4, "target": target}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
 def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_path, capsys, late):
     workdir = interrupted(whole, tmp_path / "run", 4)  # the evaluation after step 4 has no row

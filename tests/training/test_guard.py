@@ -69,6 +69,7 @@ def test_a_poisoned_step_changes_nothing_but_the_counts():
     assert np.isfinite(metrics["loss"]) and (int(state.skipped), int(state.bad_step)) == (1, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_skipped_step_stops_neither_the_learning_rate_nor_lambda(kind):
     """Twenty steps, the third poisoned: both schedules end where they would have, at the values of the last step."""

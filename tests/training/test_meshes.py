@@ -31,7 +31,7 @@ PAIRS = {
         {"drafter": {"head": "xpress", "shift_label": False}},
         {"mesh": [1, 2, 2], "accumulate": 2, "slice_blocks": 4},
     ),
-    # Of a target with experts.
+    # The target has experts.
     "EAGLE-3": ({"drafter": {"head": "eagle3", "sparse": True}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),
 }
 STEPS = {"Domino": 20}  # on one device, so that its loss falls

@@ -109,6 +109,7 @@ def draw(length, heads=4, kv=2, width=8):
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packed", [False, True])
 def test_causal_attention_in_slices_equals_one_dense_mask(packed, monkeypatch):
     """21 rows in slices of 8, the last one short; in parts of 4 with three slices of 2, the last one short."""

@@ -33,6 +33,7 @@ def drafts_of_few(models, state, sampling, settings):
     return choose_drafts(candidates, sampling, settings.draft_sharpness).tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [0, 5], ids=["all", "candidates"])
 @pytest.mark.parametrize("head", [head for head in CONFIGS if CONFIGS[head].has_backbone])
 def test_drafts_are_those_of_logits_without_the_other_tokens(head, count):

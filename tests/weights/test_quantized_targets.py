@@ -59,6 +59,7 @@ def test_a_public_folder_gives_the_logits_of_transformers_with_its_dequantized_w
     assert is_quantized(params["lm_head"]["kernel"]) == (form == "int_quantized")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["quantized/fp8", "quantized/int_quantized", "moe/fp8"])
 def test_every_mode_gives_the_text_of_a_quantized_folder(form):
     config, params = load_target(GOLDEN / form, "float32")
@@ -163,6 +164,7 @@ def test_a_drafter_that_inherits_the_key_of_its_target_is_read_by_its_tensors(tm
     jax.tree.map(np.testing.assert_array_equal, *(load_drafter(folder, target, "float32")[1] for folder in folders))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("form", "quantize"), [("fp8", None), ("pack_quantized", None), ("plain", "int8")])
 def test_a_folder_without_weights_gets_random_ones_of_its_scheme(tmp_path, form, quantize):
     raw = config_of("fp8" if form == "plain" else form)
