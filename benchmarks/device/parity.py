@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.near_ties import divergences
-from domino_jax.method.losses import LossSettings, Objective
+from domino_jax.method.losses import Loss
 from domino_jax.method.pair import Pair
 from domino_jax.method.propose import propose
 from domino_jax.method.settings import DraftSettings, SamplingParams
@@ -84,14 +84,14 @@ def training_errors(models: Pair, arrays, figures) -> dict[str, tuple[float, flo
     tokens = jnp.asarray(arrays["target.input_ids"], jnp.int32)
     batch = {"tokens": tokens, "loss_mask": jnp.asarray(arrays["train.loss_mask"]), "row_ids": jnp.arange(len(tokens))}
     blocks = (jnp.asarray(arrays["train.anchors"], jnp.int32), jnp.asarray(arrays["train.block_valid"] > 0))
-    settings = LossSettings(gamma=figures["gamma"], contiguous=False)
+    loss = Loss(gamma=figures["gamma"], contiguous=False)
 
     @jax.jit
     def run(models, share):
-        drawn = label_blocks(batch, *blocks, config, settings)
-        objective = Objective(settings, share, drawn.labels.weight)
-        sums, gradients = batch_gradients(models, batch, drawn, objective, 1)
-        return objective.metrics(sums), gradients
+        drawn = label_blocks(batch, *blocks, config, loss)
+        step_loss = loss.at(share, drawn.labels)
+        sums, gradients = batch_gradients(models, batch, drawn, step_loss)
+        return step_loss.metrics(sums), gradients
 
     errors = {}
     for key, reference in figures["train"].items():

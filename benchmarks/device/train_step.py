@@ -25,7 +25,7 @@ import optax
 from benchmarks.device.random_models import drafter_config, target_config
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.losses import LossSettings, Objective
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
 from domino_jax.method.state import init_state
@@ -51,22 +51,22 @@ def random_batch(target: Qwen3Config, rows: int, length: int) -> dict[str, np.nd
     }
 
 
-def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: LossSettings, anchors: int):
+def step_without_target(target: Qwen3, drafter: Drafter, optimizer, loss: Loss, anchors: int):
     """(state, target params, batch, features, key) → (state, loss): the step with the target's features given."""
 
     def step(state, target_params, batch, features, key):
         places = blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], anchors)
-        drawn = label_blocks(batch, *places, drafter.config, settings)
-        objective = Objective(settings, LAMBDA, drawn.labels.weight)
+        drawn = label_blocks(batch, *places, drafter.config, loss)
+        step_loss = loss.at(LAMBDA, drawn.labels)
 
         def loss_of(params):
-            return drafter_loss(Pair(target, target_params, drafter, params), features, batch, drawn, objective)
+            return drafter_loss(Pair(target, target_params, drafter, params), features, batch, drawn, step_loss)
 
-        (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        (value, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: RATE * update, updates)
         state = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
-        return state, {"loss": loss}
+        return state, {"loss": value}
 
     return jax.jit(step, donate_argnums=0)
 
@@ -87,7 +87,7 @@ def measure(choices: argparse.Namespace) -> dict:
 
 def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespace) -> tuple[dict, dict, float]:
     """({part: [seconds]}, {part: FLOPs of a step}, the last loss); the parts have a state each."""
-    optimizer, settings = make_optimizer("adamw"), LossSettings(slice_blocks=choices.loss_slice)
+    optimizer, loss = make_optimizer("adamw"), Loss(slice_blocks=choices.loss_slice)
     heads, key = target.config.num_key_value_heads, jax.random.key(0)
     params = random_params(target_shapes(target.config, choices.dtype), choices.dtype, sharding.placement(mesh, heads))
     start = functools.partial(init_state, drafter, optimizer)
@@ -100,14 +100,14 @@ def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespac
         num_anchors=choices.anchors,
         learning_rate=learning_rate(RATE, 10_000, 0.04),
         curriculum=lambda step: jnp.float32(LAMBDA),
-        settings=settings,
+        loss=loss,
         shardings=(places, sharding.replicated(mesh)),
     )
     steps = {"whole": lambda state: whole(state, params, batch, key)}
     if "without_target" in choices.parts:
         taps = drafter.config.target_layer_ids
         features = jax.jit(lambda params, batch: target_pass(target, params, batch, taps)[0])(params, batch)
-        bare = step_without_target(target, drafter, optimizer, settings, choices.anchors)
+        bare = step_without_target(target, drafter, optimizer, loss, choices.anchors)
         steps["without_target"] = lambda state: bare(state, params, batch, features, key)
     states = {part: jax.jit(start, out_shardings=places)(key) for part in choices.parts}
     flops = {part: product_flops(jax.make_jaxpr(steps[part])(state)) for part, state in states.items()}

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method import blocks
-from domino_jax.method.heads.eagle3_loss import eagle3_states
 from domino_jax.method.pair import Pair
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
@@ -179,12 +178,12 @@ def _block_drafts(
 def _chain_drafts(
     models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
-    """`_block_drafts` for EAGLE-3, whose passes read the text's tokens as in its training.
+    """`_block_drafts` without a backbone: passes that read the text's tokens as in training.
 
     Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
     window stays at the row, where in decoding it moves along with the drafts.
     """
-    states = eagle3_states(models, features, batch, settings.num_drafts)
+    states = models.row_states(features, batch, settings.num_drafts)
 
     def draft(here: Batch) -> tuple[Drafted, None]:
         base = models.bound.logits(_before(states, here))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.method.fields import keyed_fields
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
 from domino_jax.models.quantized import is_quantized, transposed
 from domino_jax.models.shapes import Hidden
@@ -76,7 +76,7 @@ class HeadConfig:
 
     # ------------------------------------------------------------------------------------------- training and recipe
 
-    loss: Any = LossSettings  # the settings of its own loss
+    loss: Any = Loss  # its own
     reads: tuple[str, ...] = ()  # keys of the recipe's drafter and train sections, of those that not all read
     new: Mapping[str, Any] = {}  # fields of a new drafter that the recipe leaves open
 

@@ -1,7 +1,7 @@
 """The dual cross-entropy of Domino (arXiv 2605.29707), in the order of docs/method.md: cross-entropy, the weights of
 slots, the loss, and its metrics.
 
-A step reduces the logits of a few blocks at a time to the additive sums of `Objective.block_sums` (sliced_loss.py).
+A step reduces the logits of a few blocks at a time to the additive sums of `Loss.block_sums` (sliced_loss.py).
 """
 
 import dataclasses
@@ -42,15 +42,12 @@ def total_variation(logits: Logits, target_logits: Logits) -> jax.Array:
 # ------------------------------------------------------------------------------------------------------------- weights
 
 
-def slot_weights(label_weights: jax.Array, config: Any, settings: "LossSettings") -> jax.Array:
-    """The weight of each slot [..., G]: 1 where it has a label, times the decay over the slots of a block.
-
-    The losses are divided by the sum of these weights. It depends on labels and anchors alone, so it is known before
-    any forward pass, over all micro-batches. Where `settings.divides_by_labels` there is no decay here.
-    """
-    if settings.divides_by_labels:
+def slot_weights(label_weights: jax.Array, config: Any, loss: "Loss") -> jax.Array:
+    """The weight of each slot [..., G], by whose sum the losses are divided: 1 where it has a label, times the decay
+    over the slots of a block unless the loss `divides_by_labels`."""
+    if loss.divides_by_labels:
         return label_weights
-    return label_weights * position_decay(config.block_size, config.first_slot, settings.gamma)
+    return label_weights * position_decay(config.block_size, config.first_slot, loss.gamma)
 
 
 def dpace_weights(losses: jax.Array, label_weights: jax.Array, alpha: float) -> jax.Array:
@@ -90,37 +87,6 @@ class Labels(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------ the loss
 
 
-@dataclasses.dataclass(frozen=True)
-class LossSettings:
-    """Choices of the loss, from the recipe; the losses of other heads are subclasses, with further choices.
-
-    gamma: decay constant γ of the slot weights; None turns decay off.
-    contiguous: the labels of a block end at the first unsupervised token.
-    dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
-    slice_blocks: anchor blocks of a row whose logits are in memory at once.
-    drafted_tokens: the head reads its own greedy drafts instead of the true tokens (rollout.greedy_tokens).
-    frozen_backbone: no gradient enters the backbone.
-    """
-
-    gamma: float | None = 7.0
-    contiguous: bool = True
-    dpace_alpha: float | None = None
-    slice_blocks: int = BLOCKS
-    drafted_tokens: bool = False
-    frozen_backbone: bool = False
-
-    reads_target = False  # whether the loss compares with the target's own logits
-
-    @property
-    def divides_by_labels(self) -> bool:
-        """Whether the loss weights each slot by itself, as D-PACE does, and divides by the number of labels."""
-        return self.dpace_alpha is not None
-
-    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> "Objective":
-        """What a step minimises; the arguments are Objective's."""
-        return Objective(self, lambda_base, weight)
-
-
 class Outputs(NamedTuple):
     """What the blocks of a slice give, arrays [..., n, G, ...].
 
@@ -146,19 +112,42 @@ def accepted_lengths(correct: jax.Array, label_weights: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
-    """What a step minimises and reports: the loss of Domino, (1-λ)F + λG, or by a subclass the loss of another head.
+class Loss:
+    """The loss of Domino, (1-λ)F + λG, with its choices from the recipe. The losses of other heads are subclasses.
 
-    lambda_base: λ.  weight: of all labels of the step, which divides the losses; it is known before any forward pass.
+    gamma: decay constant γ of the slot weights; None turns decay off.
+    contiguous: the labels of a block end at the first unsupervised token.
+    dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
+    slice_blocks: anchor blocks of a row whose logits are in memory at once.
+    drafted_tokens: the head reads its own greedy drafts instead of the true tokens (rollout.greedy_tokens).
+    frozen_backbone: no gradient enters the backbone.
+    lambda_base: λ.  weight: of all labels of the step, which divides the losses. A step sets both (`at`).
     """
 
-    settings: LossSettings
-    lambda_base: jax.Array
-    weight: jax.Array
+    gamma: float | None = 7.0
+    contiguous: bool = True
+    dpace_alpha: float | None = None
+    slice_blocks: int = BLOCKS
+    drafted_tokens: bool = False
+    frozen_backbone: bool = False
+    lambda_base: jax.Array | float = 0.0
+    weight: jax.Array | float = 1.0
+
+    reads_target = False  # whether it compares with the target's own logits
 
     @property
-    def slice_blocks(self) -> int:
-        return self.settings.slice_blocks
+    def divides_by_labels(self) -> bool:
+        """Whether it weights each slot by itself, as D-PACE does, and divides by the number of labels."""
+        return self.dpace_alpha is not None
+
+    @property
+    def blocks_at_once(self) -> int:
+        """slice_blocks, or fewer for a loss with more logits of each block."""
+        return self.slice_blocks
+
+    def at(self, lambda_base: jax.Array | float, labels: Labels) -> "Loss":
+        """The loss of a step with all of its labels, which are known before any forward pass."""
+        return dataclasses.replace(self, lambda_base=lambda_base, weight=labels.weight)
 
     def forward(
         self,
@@ -192,15 +181,15 @@ class Objective:
         for prefix, logits in (("base_", outputs.base), ("final_", outputs.final)):
             losses = cross_entropy(logits, labels.ids)
             weights = labels.loss_weights
-            if self.settings.dpace_alpha is not None:
-                weights = weights * dpace_weights(losses, label_weights, self.settings.dpace_alpha)
+            if self.dpace_alpha is not None:
+                weights = weights * dpace_weights(losses, label_weights, self.dpace_alpha)
             correct = jnp.argmax(logits, axis=-1) == labels.ids
             sums[prefix + "loss"] = jnp.sum(weights * losses)
             sums[prefix + "correct"] = jnp.sum(label_weights * correct)
             sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, label_weights) * has_label)
         return sums
 
-    def loss(self, sums: Sums) -> jax.Array:
+    def total(self, sums: Sums) -> jax.Array:
         """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""
         mixed = (1.0 - self.lambda_base) * sums["final_loss"] + self.lambda_base * sums["base_loss"]
         return mixed / (self.weight + EPSILON)
@@ -208,14 +197,12 @@ class Objective:
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
         """The metrics of the step from the sums of all its blocks.
 
-        Returns:
-            {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len",
-            "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a label.
+        accept_len counts the bonus token and is a mean over blocks that have a label.
         """
         weight = self.weight + EPSILON
         labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
         return {
-            "loss": self.loss(sums),
+            "loss": self.total(sums),
             "final_loss": sums["final_loss"] / weight,
             "base_loss": sums["base_loss"] / weight,
             "accuracy": sums["final_correct"] / labels,

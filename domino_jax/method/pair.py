@@ -87,6 +87,14 @@ class Pair:
         """The drafter's cache, () without a drafter, resized for a target's cache of `slots` slots."""
         return tuple(resize(part, self.drafter.config.cache_slots(i, slots)) for i, part in enumerate(context))
 
+    def row_states(self, features: Features, batch: dict[str, jax.Array], passes: int) -> jax.Array:
+        """The states [B, S, J, D] of J passes of a drafter without a backbone over all rows of a training batch.
+
+        features: of the target.  Past the row its tokens are token 0.
+        """
+        embedded = self.embed(jnp.pad(batch["tokens"], ((0, 0), (0, passes))))
+        return self.bound(features, embedded, passes, batch.get("positions"), batch.get("documents"))
+
     def head_inputs(self, tokens: jax.Array) -> jax.Array:
         """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
         return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens

@@ -31,8 +31,8 @@ class SlicedForward(NamedTuple):
     states: Any = None
 
 
-def sliced_loss(forward: SlicedForward, labels: Any, objective: Any) -> tuple[jax.Array, Sums]:
-    """(loss, block_sums) of all blocks, `objective.slice_blocks` of each row at a time.
+def sliced_loss(forward: SlicedForward, labels: Any, loss: Any) -> tuple[jax.Array, Sums]:
+    """(loss, block_sums) of all blocks, `loss.blocks_at_once` of each row at a time.
 
     When it is differentiated, the gradient of a slice is computed beside its logits, and the backward pass only
     multiplies it by the cotangent of the loss. So the logits are made once, where a rematerialised slice makes them
@@ -43,25 +43,25 @@ def sliced_loss(forward: SlicedForward, labels: Any, objective: Any) -> tuple[ja
 
     Args:
         labels: losses.Labels.
-        objective: losses.Objective, or another class with its `loss`, `block_sums` and `slice_blocks`.
+        loss: losses.Loss, or another class with its `total`, `block_sums` and `blocks_at_once`.
     """
     blocks = labels.ids.shape[1]
-    size = min(objective.slice_blocks, blocks)
+    size = min(loss.blocks_at_once, blocks)
 
     def row_losses(params, inputs, labels, states):
         outputs = forward.outputs_of(params, *inputs, states)
-        sums = jax.vmap(objective.block_sums)(outputs, labels)
-        return objective.loss(sums), sums
+        sums = jax.vmap(loss.block_sums)(outputs, labels)
+        return loss.total(sums), sums
 
     def slices(inputs):
         return jax.tree.map(lambda x: cut(x, 1, size), (inputs, labels, forward.states))
 
-    def total(rows):
+    def over_rows(rows):
         return jax.tree.map(lambda x: x.sum(axis=0), rows)  # once, after the slices: rows are spread over devices
 
     @jax.custom_vjp
     def loss_of(params, inputs):
-        return total(scan_sum(functools.partial(row_losses, params), slices(inputs)))
+        return over_rows(scan_sum(functools.partial(row_losses, params), slices(inputs)))
 
     def with_gradients(params, inputs):
         def of_slice(inputs, labels, states):
@@ -71,7 +71,7 @@ def sliced_loss(forward: SlicedForward, labels: Any, objective: Any) -> tuple[ja
             return (losses, sums, of_params), of_inputs
 
         (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, slices(inputs))
-        return total((losses, sums)), (of_params, jax.tree.map(lambda x: join(x, 1, blocks), of_inputs))
+        return over_rows((losses, sums)), (of_params, jax.tree.map(lambda x: join(x, 1, blocks), of_inputs))
 
     def backward(gradients, cotangents):
         return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)

@@ -15,8 +15,7 @@ from domino_jax.method.blocks import block_tokens, head_tokens, label_positions,
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.drafters import AnyDrafter
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
-from domino_jax.method.losses import Labels, LossSettings, Objective, Outputs, slot_weights
+from domino_jax.method.losses import Labels, Loss, Outputs, slot_weights
 from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.sliced_loss import SlicedForward, Sums, scan_sum, sliced_loss
@@ -51,16 +50,17 @@ def target_pass(
 
 
 class Blocks(NamedTuple):
-    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels."""
+    """What a drafter learns from a batch.
 
-    anchors: jax.Array
-    keep: jax.Array
+    anchors: int32 [B, A], keep: bool [B, A] (False: no block); both None for a drafter without blocks.  labels: of it.
+    """
+
+    anchors: jax.Array | None
+    keep: jax.Array | None
     labels: Labels
 
 
-def label_blocks(
-    batch: Batch, anchors: jax.Array, keep: jax.Array, config: DrafterConfig, settings: LossSettings
-) -> Blocks:
+def label_blocks(batch: Batch, anchors: jax.Array, keep: jax.Array, config: DrafterConfig, loss: Loss) -> Blocks:
     """The blocks at given anchors with their labels and weights."""
     ids, label_weights = labels_and_weights(
         batch["tokens"],
@@ -69,43 +69,48 @@ def label_blocks(
         keep,
         block_size=config.block_size,
         first_slot=config.first_slot,
-        contiguous=settings.contiguous,
-        documents=batch["documents"] if "documents" in batch else None,
+        contiguous=loss.contiguous,
+        documents=batch.get("documents"),
     )
-    return Blocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, settings)))
+    return Blocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, loss)))
 
 
 def drafter_loss(
-    models: Pair,
-    features: Features,
-    batch: Batch,
-    blocks: Blocks,
-    objective: Objective,
-    hidden: Hidden | None = None,
+    models: Pair, features: Features, batch: Batch, blocks: Blocks, loss: Any, hidden: Hidden | None = None
 ) -> tuple[jax.Array, Sums]:
-    """The loss of one batch for these blocks, and its sums, through which no gradient flows.
+    """The loss of one batch, and its sums, through which no gradient flows.
 
     Args:
         features: of the target, [B, S, C·D].
-        hidden: the target's last hidden states [B, S, D]; needed where settings.reads_target.
+        hidden: the target's last hidden states [B, S, D]; needed where loss.reads_target.
     """
+    if models.drafter.config.has_backbone:
+        forward = block_forward(models, features, batch, blocks, loss, hidden)
+    else:
+        forward = loss.forward(models, features, batch, hidden)
+    return sliced_loss(forward, blocks.labels, loss)
+
+
+def block_forward(
+    models: Pair, features: Features, batch: Batch, blocks: Blocks, loss: Loss, hidden: Hidden | None
+) -> SlicedForward:
+    """The drafter's pass over the blocks of a batch; the arguments are those of `drafter_loss`."""
     drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], blocks
     config = drafter.config
-    settings = objective.settings
-    if settings.frozen_backbone:
+    if loss.frozen_backbone:
         backbone = jax.lax.stop_gradient(models.drafter_params["backbone"])
         models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
     gathered = models.with_gathered_head()  # for logits alone: tokens are looked up in the table as it is spread
     base_logits = gathered.draft_logits
     x = models.embed(block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
-    positions = batch["positions"] if "positions" in batch else None
+    positions = batch.get("positions")
     previous_tokens = head_tokens(tokens, anchors, config.num_drafts, config.extra_slots, positions)
     z, codes = models.bound(features, x, anchors, keep, models.head_inputs(previous_tokens), positions)
-    if settings.drafted_tokens:
+    if loss.drafted_tokens:
         z_drafts, anchor_tokens = z[:, :, config.first_slot :], previous_tokens[:, :, 0]
-        previous_tokens = greedy_tokens(models, z_drafts, anchor_tokens, base_logits, settings.slice_blocks)
+        previous_tokens = greedy_tokens(models, z_drafts, anchor_tokens, base_logits, loss.slice_blocks)
         codes = models.bound.codes(z, models.head_inputs(previous_tokens))
-    states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
+    states = _states_before_labels(hidden, anchors, config) if loss.reads_target else None
 
     def outputs_of(params, z, codes, states):
         base = base_logits(z)
@@ -115,8 +120,7 @@ def drafter_loss(
     # The slices read the head's last matrix alone. The compiler leaves out the zeros that are summed for the rest.
     params = models.drafter_params["head"] if config.has_head else {}
     default = SlicedForward(outputs_of, params, (z, codes), states)
-    forward = objective.forward(default, models, base_logits, labels, previous_tokens)
-    return sliced_loss(forward, labels, objective)
+    return loss.forward(default, models, base_logits, labels, previous_tokens)
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
@@ -137,26 +141,21 @@ def correct_logits(drafter: Drafter, params: dict, base: jax.Array, codes: jax.A
     return base.at[..., config.suffix_start :, :].add(residual)
 
 
-def batch_gradients(
-    models: Pair, batch: Batch, blocks: Blocks | Labels, objective: Any, accumulate: int
-) -> tuple[Sums, dict]:
-    """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
+def batch_gradients(models: Pair, batch: Batch, blocks: Blocks, loss: Any, accumulate: int = 1) -> tuple[Sums, dict]:
+    """The sums of a batch and the gradients of its loss by the drafter's parameters.
 
     The batch goes through in `accumulate` micro-batches, one after the other. The divisor of the losses is known before
     any forward pass, so the gradients of the parts add up to that of the whole.
     """
-
     if accumulate > 1:
         # Every accumulate-th row, so that each device has its share of every micro-batch.
         parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, blocks))
-        return scan_sum(lambda part, blocks: batch_gradients(models, part, blocks, objective, 1), parts)
-    config = models.drafter.config
-    reads_target = objective.settings.reads_target
-    features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, reads_target)
-    batch_loss = drafter_loss if config.has_backbone else row_loss
+        return scan_sum(lambda part, blocks: batch_gradients(models, part, blocks, loss), parts)
+    taps = models.drafter.config.target_layer_ids
+    features, hidden = target_pass(models.target, models.target_params, batch, taps, loss.reads_target)
 
     def loss_of(params):
-        return batch_loss(models.replace(drafter_params=params), features, batch, blocks, objective, hidden)
+        return drafter_loss(models.replace(drafter_params=params), features, batch, blocks, loss, hidden)
 
     (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
     return sums, gradients
@@ -170,7 +169,7 @@ def make_train_step(
     num_anchors: int,
     learning_rate: Callable[[jax.Array], jax.Array],
     curriculum: Callable[[jax.Array], jax.Array],
-    settings: LossSettings | Eagle3Settings,
+    loss: Any,
     accumulate: int = 1,
     ema_decay: float = 0.0,
     shardings: tuple[Any, Any] | None = None,
@@ -191,21 +190,19 @@ def make_train_step(
 
     def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
         if drafter.config.has_backbone:
-            documents = batch["documents"] if "documents" in batch else None
-            step_key = jax.random.fold_in(key, state.step)
-            anchors, keep = sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
-            blocks = label_blocks(batch, anchors, keep, drafter.config, settings)
-            labels, count = blocks.labels, keep.sum()
-            objective = settings.objective(curriculum(state.step), labels.weight)
+            step_key, mask = jax.random.fold_in(key, state.step), batch["loss_mask"]
+            anchors, keep = sample_anchors(step_key, mask, batch["row_ids"], num_anchors, batch.get("documents"))
+            blocks = label_blocks(batch, anchors, keep, drafter.config, loss)
         else:
-            blocks = labels = settings.labels(batch)
-            objective, count = settings.objective(drafter.config, labels), labels.label_weights.max(axis=-1).sum()
+            blocks = Blocks(None, None, loss.labels(batch))
+        step_loss = loss.at(curriculum(state.step), blocks.labels)
         models = Pair(target, target_params, drafter, state.params)
-        sums, gradients = batch_gradients(models, batch, blocks, objective, accumulate)
-        metrics = objective.metrics(sums)
+        sums, gradients = batch_gradients(models, batch, blocks, step_loss, accumulate)
+        metrics = step_loss.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": count, "learning_rate": rate}
-        metrics["predictions"] = labels.label_weights.sum()
+        label_weights = blocks.labels.label_weights
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
+        metrics |= {"anchors": (label_weights.max(axis=-1) > 0).sum(), "predictions": label_weights.sum()}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}

@@ -27,8 +27,6 @@ from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.fields import keyed_fields
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings
-from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
@@ -36,7 +34,7 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.open_keys import convolution_taps, shifts_labels
+from domino_jax.recipe.open_keys import convolution_taps, loss_class, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
@@ -185,8 +183,8 @@ def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformat
     return jax.jit(make, out_shardings=places), shapes
 
 
-def loss_settings(config) -> LossSettings | Eagle3Settings:
-    """The loss of a recipe: each of its choices that the recipe has a key for."""
+def loss_of(config) -> Any:
+    """The loss of a recipe, with each of its choices that the recipe has a key for."""
     train, head = config.train, config.drafter.head
     choices = {
         "gamma": None if math.isinf(train.gamma) else train.gamma,
@@ -195,8 +193,7 @@ def loss_settings(config) -> LossSettings | Eagle3Settings:
         "frozen_backbone": train.frozen_backbone is not None,
         **(config.drafter[head] if head in config.drafter else {}),
     }
-    has_choice = "loss" in CONFIGS[head].reads
-    loss = LossSettings if has_choice and train.loss == "cross_entropy" else CONFIGS[head].loss
+    loss = loss_class(head, train.loss)
     return loss(**{field.name: choices[field.name] for field in dataclasses.fields(loss) if field.name in choices})
 
 
@@ -246,7 +243,7 @@ def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: M
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
         curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
-        settings=loss_settings(config),
+        loss=loss_of(config),
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,
         shardings=(places, sharding.replicated(mesh)),

@@ -1,9 +1,11 @@
 """What the values stand for that a recipe leaves open, and its decode section as settings."""
 
 from collections.abc import Collection
+from typing import Any
 
 from domino_jax.decoding.settings import TREE, DecodeSettings, default_modes
 from domino_jax.method.drafters import CONFIGS
+from domino_jax.method.losses import Loss
 from domino_jax.method.settings import TreeSettings
 
 COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
@@ -19,6 +21,11 @@ def convolution_taps(drafter) -> int:
     """drafter.conv_kernel_size, or what public checkpoints of its head have."""
     new = CONFIGS[drafter.head].new.get("conv_kernel_size", 0)
     return new if drafter.conv_kernel_size is None else drafter.conv_kernel_size
+
+
+def loss_class(head: str, loss: str) -> Any:
+    """The loss of a drafter with this head; loss: train.loss, which only some heads read."""
+    return Loss if loss == "cross_entropy" and "loss" in CONFIGS[head].reads else CONFIGS[head].loss
 
 
 def modes_of(decode, head: str) -> tuple[str, ...]:

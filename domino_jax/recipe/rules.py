@@ -14,15 +14,15 @@ from ml_collections import config_dict
 from domino_jax.decoding.settings import BASELINE, MODES, refused_mode
 from domino_jax.method.config import CURRICULUM
 from domino_jax.method.drafters import CONFIGS
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.settings import Problem, TreeSettings
-from domino_jax.recipe.open_keys import decode_settings, modes_of
+from domino_jax.recipe.open_keys import decode_settings, loss_class, modes_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
-# Keys that LossSettings alone reads, where train.loss=cross_entropy replaces the loss of a head.
+# Keys that the loss of Domino alone reads, where it replaces the loss of a head.
 COMMON = ("dpace_alpha", *CURRICULUM)
 # Keys of the drafter and train sections that not all drafters read.
 READ_BY_SOME = frozenset(name for drafter in CONFIGS.values() for name in drafter.reads)
@@ -83,16 +83,16 @@ def _unread_rules(config, set_keys: Collection[str]) -> list[Rule]:
 
 
 def unread(key: str, head: str, loss: str = "own", dpace_alpha: float | None = None) -> str | None:
-    """Why a training does not read a key of its recipe, as "drafter.markov.rank"; None where it does.
+    """Why a training does not read a key of its recipe, as "train.gamma"; None where it does.
 
     loss, dpace_alpha: of the train section.
     """
     drafter, (section, _, name) = CONFIGS[head], key.partition(".")
     if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path"):
         return None
-    has_choice = "loss" in drafter.reads and drafter.loss is not LossSettings
-    read = (*drafter.reads, *COMMON) if has_choice and loss != "own" else drafter.reads
-    if has_choice and name in COMMON and name not in read:
+    own_loss = loss_class(head, loss) is not Loss
+    read = drafter.reads if own_loss or drafter.loss is Loss else (*drafter.reads, *COMMON)
+    if own_loss and "loss" in read and name in COMMON and name not in read:
         change = "leave it out, or set --config.train.loss=cross_entropy"
         return f"drafter.head {head} has its own loss, which does not read it; {change}"
     if (name not in read) if name in READ_BY_SOME else ("." in name and not name.startswith(f"{head}.")):

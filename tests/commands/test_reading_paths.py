@@ -52,7 +52,7 @@ def path_of(text):
 def test_a_batch_passes_the_files_of_its_path_and_at_most_11_calls_to_the_loss(tmp_path, monkeypatch):
     stacks = {}
     record(monkeypatch, Drafter, "__call__", stacks)
-    record(monkeypatch, losses.Objective, "block_sums", stacks, last=True)
+    record(monkeypatch, losses.Loss, "block_sums", stacks, last=True)
     with pytest.raises(Reached):
         run("train", *arguments(training_files(tmp_path), tmp_path / "run"))
     loss = stacks["block_sums"]

@@ -13,13 +13,13 @@ import pytest
 
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, selector_outputs
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings, eagle3_states, shift
-from domino_jax.method.heads.markov import MarkovSettings
-from domino_jax.method.heads.xpress import XpressSettings
-from domino_jax.method.losses import Labels, LossSettings, Outputs
+from domino_jax.method.heads.dflash2 import SelectorLoss
+from domino_jax.method.heads.eagle3_loss import Eagle3Loss, shift
+from domino_jax.method.heads.markov import MarkovLoss
+from domino_jax.method.heads.xpress import XpressLoss
+from domino_jax.method.losses import Labels, Loss, Outputs
 from domino_jax.method.sliced_loss import SlicedForward
-from domino_jax.method.step import batch_gradients, label_blocks, target_pass
+from domino_jax.method.step import Blocks, batch_gradients, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models
 from tests.helpers.models import (
     GOLDEN_SETS,
@@ -125,14 +125,14 @@ def selector_arrays(name: str) -> dict[str, np.ndarray]:
 
     @jax.jit
     def run(models):
-        labels = label_blocks(batch_of(name), anchors, keep, config, LossSettings(contiguous=False)).labels
+        labels = label_blocks(batch_of(name), anchors, keep, config, Loss(contiguous=False)).labels
         features, _ = target_pass(models.target, models.target_params, batch_of(name), config.target_layer_ids)
         x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
         inputs = blocks.head_tokens(tokens, anchors, config.num_drafts)
         z, codes = models.drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs)
-        teacher = Teacher(labels.ids[:, :, 1:], jnp.take_along_axis(tokens, anchors, axis=1))
-        outputs = selector_outputs(models, models.draft_logits)
-        extra = outputs(models.drafter_params["head"], z, codes, teacher).extra
+        default = SlicedForward(None, models.drafter_params["head"], (z, codes))
+        forward = SelectorLoss().forward(default, models, models.draft_logits, labels, inputs)
+        extra = forward.outputs_of(forward.params, *forward.inputs, forward.states).extra
         return {
             "block_hidden": z,
             "unary_logits": models.draft_logits(z),
@@ -153,7 +153,7 @@ def row_arrays(name: str) -> dict[str, np.ndarray]:
     def run(models):
         features, _ = target_pass(models.target, models.target_params, batch, config.target_layer_ids)
         drafter = functools.partial(models.drafter.apply, {"params": models.drafter_params})
-        states = eagle3_states(models, features, batch, load_golden(name).figures["ttt_length"])
+        states = models.row_states(features, batch, load_golden(name).figures["ttt_length"])
         states = {"hidden": states, "logits": drafter(states, method="logits")}
         return jax.tree.map(lambda states: jnp.moveaxis(states, 2, 0), states)
 
@@ -165,12 +165,11 @@ def xpress_arrays(name: str) -> dict[str, np.ndarray]:
     models, anchors = golden_models(name), drawn_blocks(name)[0]
     config, arrays = models.drafter.config, dual_arrays(name)
     before = blocks.head_tokens(batch_of(name)["tokens"], anchors, config.num_drafts, config.extra_slots)
-    objective = XpressSettings().objective(0.0, 1.0)
 
     @jax.jit
     def run(models, z, base):
         default = SlicedForward(lambda *_: Outputs(base, base), models.drafter_params["head"], (z, None))
-        forward = objective.forward(default, models, models.draft_logits, None, before)
+        forward = XpressLoss().forward(default, models, models.draft_logits, None, before)
         rounds = forward.outputs_of(forward.params, *forward.inputs, forward.states).extra[0]
         choices = jnp.argmax(jnp.stack([base, *rounds[:-1]]), axis=-1)
         return rounds[-1], choices
@@ -220,26 +219,26 @@ def test_sliding_layers_that_are_not_causal_match_the_reference():
 # ---------------------------------------------------------------------------------------- losses and gradients
 
 
-def settings_of(name: str, variant: str):
-    """(the settings of a variant of the loss, its λ)."""
+def loss_of(name: str, variant: str):
+    """(a variant of the loss, its λ)."""
     figures = load_golden(name).figures
     row = figures["train"][variant]
     match head_of(name):
         case "domino":
-            return LossSettings(gamma=figures["gamma"], contiguous=False, slice_blocks=7), float(variant[7:])
+            return Loss(gamma=figures["gamma"], contiguous=False, slice_blocks=7), float(variant[7:])
         case "markov":
             weights = tuple(row[f"{term}_weight"] for term in ("ce", "l1", "confidence"))
-            return MarkovSettings(gamma=row["gamma"], weights=weights, slice_blocks=7), 0.0
+            return MarkovLoss(gamma=row["gamma"], weights=weights, slice_blocks=7), 0.0
         case "dflash2":
             choices = {"gamma": row["gamma"], "contiguous": False, "slice_blocks": 7}
-            return SelectorSettings(**choices, alpha=row["selector_alpha"]), 0.0
+            return SelectorLoss(**choices, alpha=row["selector_alpha"]), 0.0
         case "xpress":
             names = {"rounds": "consistency_passes", "full_anchor": "base_anchor_full_weight", "gamma": "gamma"}
             choices = {ours: row[theirs] for ours, theirs in {**names, "ce_from_data": "ce_from_data"}.items()}
             weights = [row["loss_terms"].get(term, 0.0) for term in ("ce", "tv")]
             weights += [row[f"{term}_weight"] for term in ("consistency", "base_anchor")]
-            return XpressSettings(**choices, weights=tuple(weights), slice_blocks=7), 0.0
-    return Eagle3Settings(figures["ttt_length"], row["step_decay"]), 0.0
+            return XpressLoss(**choices, weights=tuple(weights), slice_blocks=7), 0.0
+    return Eagle3Loss(figures["ttt_length"], row["step_decay"]), 0.0
 
 
 def eagle3_reference_labels(batch: dict[str, jax.Array], passes: int) -> Labels:
@@ -259,7 +258,7 @@ def models_of(name: str, variant: str):
 
 
 @functools.lru_cache
-def program(name: str, settings, variant: str):
+def program(name: str, loss, variant: str):
     """Jitted (models, λ or α) → (metrics, gradients, label weights)."""
     batch = batch_of(name)
     if variant == "shifted":  # the reference counts a slot by the mask of its own place, not of its label's
@@ -269,13 +268,12 @@ def program(name: str, settings, variant: str):
     def run(models, share):
         config = models.drafter.config
         if config.has_backbone:
-            drawn = label_blocks(batch, *drawn_blocks(name), config, settings)
-            labels, objective = drawn.labels, settings.objective(share, drawn.labels.weight)
+            drawn = label_blocks(batch, *drawn_blocks(name), config, loss)
         else:
-            labels = drawn = eagle3_reference_labels(batch, settings.passes)
-            objective = settings.objective(config, labels)
-        sums, gradients = batch_gradients(models, batch, drawn, objective, 1)
-        return objective.metrics(sums), gradients, labels.label_weights
+            drawn = Blocks(None, None, eagle3_reference_labels(batch, loss.passes))
+        step_loss = loss.at(share, drawn.labels)
+        sums, gradients = batch_gradients(models, batch, drawn, step_loss)
+        return step_loss.metrics(sums), gradients, drawn.labels.label_weights
 
     return run
 
@@ -283,8 +281,8 @@ def program(name: str, settings, variant: str):
 @functools.lru_cache
 def trained(name: str, variant: str):
     """(metrics, gradients by stored name in torch layout, label weights)."""
-    settings, share = settings_of(name, variant)
-    run = program(name, settings, "shifted" if variant == "shifted" else "")
+    loss, share = loss_of(name, variant)
+    run = program(name, loss, "shifted" if variant == "shifted" else "")
     metrics, gradients, weights = jax.device_get(run(models_of(name, variant), jnp.float32(share)))
     return metrics, by_stored_name(load_golden(name).drafter.config, gradients), weights
 

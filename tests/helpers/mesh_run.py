@@ -14,11 +14,11 @@ import numpy as np
 
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafters import new_drafter
-from domino_jax.method.heads.dflash2 import SelectorSettings
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings
-from domino_jax.method.heads.markov import MarkovSettings
-from domino_jax.method.heads.xpress import XpressSettings
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.heads.dflash2 import SelectorLoss
+from domino_jax.method.heads.eagle3_loss import Eagle3Loss
+from domino_jax.method.heads.markov import MarkovLoss
+from domino_jax.method.heads.xpress import XpressLoss
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
@@ -47,7 +47,7 @@ def models(head: str, **choices):
     return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,), **choices)
 
 
-OWN_LOSSES = {"markov": MarkovSettings, "dflash2": SelectorSettings, "xpress": XpressSettings}
+OWN_LOSSES = {"markov": MarkovLoss, "dflash2": SelectorLoss, "xpress": XpressLoss}
 
 
 def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=32, slice_blocks=100, drafter=None, **losses):
@@ -58,7 +58,7 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=32, slice
     drafter, slices.BLOCKS = new_drafter(small.config, remat=remat), attention_blocks
     head = small.config.head
     choices = {"gamma": 4.0, "slice_blocks": slice_blocks, **losses}
-    settings = Eagle3Settings(passes=3) if head == "eagle3" else OWN_LOSSES.get(head, LossSettings)(**choices)
+    loss = Eagle3Loss(passes=3) if head == "eagle3" else OWN_LOSSES.get(head, Loss)(**choices)
     schedule = learning_rate(1e-2, TOTAL, 0.1)
     optimizer = make_optimizer("adamw")
     kv_heads = target.config.num_key_value_heads
@@ -77,7 +77,7 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=32, slice
             num_anchors=ANCHORS,
             learning_rate=schedule,
             curriculum=lambda step: lambda_base(step, TOTAL, 1.0, 1.0),
-            settings=settings,
+            loss=loss,
             accumulate=accumulate,
             shardings=(places, sharding.replicated(made)),
         )

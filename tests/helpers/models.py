@@ -14,8 +14,7 @@ from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.drafters import CONFIGS, new_drafter
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings, row_loss
-from domino_jax.method.losses import LossSettings, Objective
+from domino_jax.method.losses import Loss
 from domino_jax.method.pair import Pair
 from domino_jax.method.step import Blocks, correct_logits, drafter_loss, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -182,30 +181,11 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
     return jax.device_get(out | {"features": features})
 
 
-def dual_loss(models: Pair, features, batch, drawn: Blocks, settings: LossSettings, share):
+def loss_and_metrics(models: Pair, features, batch, drawn: Blocks, loss: Loss, share):
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
-    objective = Objective(settings, share, drawn.labels.weight)
-    loss, sums = drafter_loss(models, features, batch, drawn, objective)
-    return loss, objective.metrics(sums)
-
-
-def row_gradients(models: Pair, batch, settings: Eagle3Settings):
-    """(loss, metrics, gradients) of a batch for EAGLE-3, compiled."""
-    config = models.drafter.config
-
-    @jax.jit
-    def run(params):
-        labels = settings.labels(batch)
-        objective = settings.objective(config, labels)
-        features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
-
-        def loss_of(params):
-            return row_loss(models.replace(drafter_params=params), features, batch, labels, objective, hidden)
-
-        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return loss, objective.metrics(sums), gradients
-
-    return jax.device_get(run(models.drafter_params))
+    loss = loss.at(share, drawn.labels)
+    value, sums = drafter_loss(models, features, batch, drawn, loss)
+    return value, loss.metrics(sums)
 
 
 class Golden(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from domino_jax.method.heads import eagle3_loss
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings
+from domino_jax.method.heads.eagle3_loss import Eagle3Loss
+from domino_jax.method.step import Blocks, batch_gradients
 from tests.helpers.decoding_models import random_models
-from tests.helpers.models import row_gradients
 from tests.helpers.packing import packed_row, separate_rows
 
 # --------------------------------------------------------------------------------------------------------- labels
@@ -21,7 +21,7 @@ ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([
 
 def places(passes, **changes) -> list[list[tuple[int, int]]]:
     """For each pass the rows that count, as (row, token that they predict)."""
-    ids, weights, _ = Eagle3Settings(passes).labels(ROW | changes)
+    ids, weights, _ = Eagle3Loss(passes).labels(ROW | changes)
     found = np.argwhere(np.asarray(weights[0]).T > 0)
     for index, place in found:
         assert ids[0, place, index] == (ROW["tokens"][0, place + 1] if place < 5 else 0)
@@ -36,7 +36,7 @@ def test_by_label_every_supervised_token_is_taught_and_no_other():
 def test_the_last_token_of_a_padded_row_teaches_nothing():
     """With two places of padding the last token is 3: its state is followed by no text."""
     padded = {"tokens": ROW["tokens"].at[0, 4:].set(0), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 0.0]])}
-    weights = Eagle3Settings(1).labels(padded).label_weights
+    weights = Eagle3Loss(1).labels(padded).label_weights
     assert weights[0, :, 0].tolist() == [0, 1, 1, 0, 0, 0]
 
 
@@ -48,12 +48,22 @@ def test_row_teacher_and_label_are_in_one_document():
 # --------------------------------------------------------------------------------------------------- packed rows
 
 
+def gradients_of(batch):
+    """(loss, metrics, gradients) of three passes over a batch."""
+    loss = Eagle3Loss(passes=3)
+    labels = loss.labels(batch)
+    loss = loss.at(0.0, labels)
+    run = jax.jit(lambda models: batch_gradients(models, batch, Blocks(None, None, labels), loss))
+    sums, gradients = run(random_models(head="eagle3"))
+    return jax.device_get((loss.total(sums), loss.metrics(sums), gradients))
+
+
 @functools.lru_cache
 def measured(together: bool = False):
     """(loss, metrics, gradients) of the rows apart or together; without the number of positions of the batch."""
     rows = separate_rows(62)
     batch = packed_row(rows) if together else rows
-    loss, metrics, gradients = row_gradients(random_models(head="eagle3"), batch, Eagle3Settings(passes=3))
+    loss, metrics, gradients = gradients_of(batch)
     share = batch["tokens"].size
     return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)
 
@@ -82,5 +92,5 @@ def test_slices_of_the_logits_change_nothing(monkeypatch):
 @pytest.mark.long
 def test_a_row_without_labels_gives_zero_and_no_nan():
     batch = {"tokens": jnp.ones((1, 4), jnp.int32), "loss_mask": jnp.zeros((1, 4))}
-    loss, metrics, gradients = row_gradients(random_models(head="eagle3"), batch, Eagle3Settings(passes=3))
+    loss, metrics, gradients = gradients_of(batch)
     assert loss == 0.0 and all(np.isfinite(value).all() for value in jax.tree.leaves((metrics, gradients)))

@@ -10,12 +10,12 @@ import pytest
 from configs import qwen3
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import CONFIGS, new_drafter
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.recipe import rules
-from domino_jax.recipe.builders import drafter_config_of, loss_settings
+from domino_jax.recipe.builders import drafter_config_of, loss_of
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import random_target
 from tests.helpers.models import random_params, random_tokens
@@ -52,9 +52,7 @@ def cases():
         allowed = [train for train in choices if is_allowed(head, train)]
         by_loss = [[train for train in allowed if train["loss"] == loss] for loss in TRAIN["loss"]]
         ends = [group[place] for group in by_loss if group for place in (0, -1)]
-        yield from (
-            (head, train) for train in {loss_settings(recipe_of(head, **train)): train for train in ends}.values()
-        )
+        yield from ((head, train) for train in {loss_of(recipe_of(head, **train)): train for train in ends}.values())
 
 
 CASES = list(cases())
@@ -86,7 +84,7 @@ def test_a_step_moves_every_parameter(head, train):
         num_anchors=recipe.train.num_anchors,
         learning_rate=lambda step: 1e-2,
         curriculum=lambda step: 0.5,
-        settings=loss_settings(recipe),
+        loss=loss_of(recipe),
     )
     tokens = random_tokens((2, 16), vocab=target.config.vocab_size - 1)
     batch = {"tokens": tokens, "loss_mask": jnp.ones(tokens.shape), "row_ids": jnp.arange(2, dtype=jnp.int32)}
@@ -98,5 +96,5 @@ def test_a_step_moves_every_parameter(head, train):
 
 def test_each_head_has_a_case():
     assert {head for head, _ in CASES} == set(CONFIGS)
-    own = {head for head, kind in CONFIGS.items() if "loss" in kind.reads and kind.loss is not LossSettings}
+    own = {head for head, kind in CONFIGS.items() if "loss" in kind.reads and kind.loss is not Loss}
     assert own <= {head for head, train in CASES if train["loss"] == "cross_entropy"}

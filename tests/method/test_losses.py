@@ -9,25 +9,23 @@ import numpy as np
 import pytest
 
 from domino_jax.method import losses
-from domino_jax.method.losses import LossSettings, Objective, accepted_lengths, cross_entropy, dpace_weights
+from domino_jax.method.losses import Loss, accepted_lengths, cross_entropy, dpace_weights
 from domino_jax.method.sliced_loss import SlicedForward, sliced_loss
 from tests.helpers.models import tiny_drafter, tiny_target
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def block_sums(base, final, labels, weights, config, settings):
-    return Objective(settings, 0.0, 1.0).block_sums(
-        losses.Outputs(base, final), labelled(labels, weights, config, settings)
-    )
+def block_sums(base, final, labels, weights, config, loss):
+    return loss.block_sums(losses.Outputs(base, final), labelled(labels, weights, config, loss))
 
 
-def labelled(labels, weights, config, settings):
-    return losses.Labels(labels, weights, losses.slot_weights(weights, config, settings))
+def labelled(labels, weights, config, loss):
+    return losses.Labels(labels, weights, losses.slot_weights(weights, config, loss))
 
 
 def dual_loss(sums, share):
     """(loss, metrics) of a whole batch."""
-    metrics = Objective(LossSettings(), share, sums["weight"]).metrics(sums)
+    metrics = Loss(lambda_base=share, weight=sums["weight"]).metrics(sums)
     return metrics["loss"], metrics
 
 
@@ -66,13 +64,13 @@ def uniform_blocks(labels, weights, config=SHIFTED, gamma=None, right=()):
     final = base.copy()
     for block, slot in right:
         final[block, slot, 0] = 2 * np.log(3.0)
-    return block_sums(base, final, labels, weights, config, LossSettings(gamma=gamma))
+    return block_sums(base, final, labels, weights, config, Loss(gamma=gamma))
 
 
 def test_the_weight_of_many_blocks_is_as_exact_as_float32_is():
     """128 blocks of eight slots with γ 4: a plain loop in float32 gives 500.352."""
     config = dataclasses.replace(SHIFTED, block_size=8)
-    labels = labelled(jnp.zeros((4, 32, 8), jnp.int32), jnp.ones((4, 32, 8)), config, LossSettings(gamma=4.0))
+    labels = labelled(jnp.zeros((4, 32, 8), jnp.int32), jnp.ones((4, 32, 8)), config, Loss(gamma=4.0))
     exact = 128 * np.exp(-np.arange(8) / 4).sum()
     np.testing.assert_allclose(jax.jit(lambda labels: labels.weight)(labels), exact, rtol=3e-7)
 
@@ -89,7 +87,7 @@ def test_logits_and_labels_of_slots_without_weight_do_not_matter():
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 4, 9)), jnp.float32)
 
     def loss(logits, labels):
-        return dual_loss(block_sums(logits, 2 * logits, labels, weights, SHIFTED, LossSettings()), 0.3)[0]
+        return dual_loss(block_sums(logits, 2 * logits, labels, weights, SHIFTED, Loss()), 0.3)[0]
 
     assert loss(logits, labels) == loss(logits.at[0, 1].set(50.0), labels.at[0, 1].set(7))
     gradient = jax.grad(loss)(logits, labels)
@@ -130,7 +128,7 @@ def test_dpace_replaces_the_decay_and_divides_by_the_labels():
     losses = cross_entropy(logits, labels)[0]
     expected = np.dot(naive_dpace(losses.tolist(), [1, 1, 1, 1], 0.5), losses)
     for gamma in (None, 7.0):
-        sums = block_sums(logits, logits, labels, weights, SHIFTED, LossSettings(gamma=gamma, dpace_alpha=0.5))
+        sums = block_sums(logits, logits, labels, weights, SHIFTED, Loss(gamma=gamma, dpace_alpha=0.5))
         np.testing.assert_allclose(sums["final_loss"], expected, rtol=1e-5)
         assert float(sums["weight"]) == 4.0
 
@@ -142,8 +140,8 @@ LABELS = jnp.asarray(RNG.integers(0, 9, (2, 7, 4)))
 WEIGHTS = jnp.asarray(RNG.random((2, 7, 4)) < 0.7, jnp.float32).at[0, 3].set(0.0)
 MATRIX = jnp.asarray(RNG.standard_normal((6, 9)), jnp.float32)
 CHOICES = {
-    "decay": LossSettings(gamma=4.0),
-    "dpace": LossSettings(dpace_alpha=0.4),
+    "decay": Loss(gamma=4.0),
+    "dpace": Loss(dpace_alpha=0.4),
 }
 
 
@@ -155,34 +153,34 @@ def toy_outputs(matrix, rows, states):
     return losses.Outputs(base, base + jnp.tanh(base), jnp.sin(states))
 
 
-def whole_loss(settings):
+def whole_loss(loss):
     """(matrix, hidden rows) → (loss, metrics) in one piece."""
 
     def loss_of(matrix, hidden):
         outputs = toy_outputs(matrix, hidden, HIDDEN @ MATRIX)
         base, final = (x.reshape(-1, *x.shape[2:]) for x in outputs[:2])
         labels, weights = (x.reshape(-1, x.shape[-1]) for x in (LABELS, WEIGHTS))
-        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, settings), SHARE)
+        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, loss), SHARE)
 
     return loss_of
 
 
-def loss_in_slices(settings):
+def loss_in_slices(loss):
     """The same by sliced_loss."""
-    labels = labelled(LABELS, WEIGHTS, SHIFTED, settings)
-    objective = Objective(settings, SHARE, labels.weight)
+    labels = labelled(LABELS, WEIGHTS, SHIFTED, loss)
+    loss = loss.at(SHARE, labels)
 
     def loss_of(matrix, hidden):
-        loss, sums = sliced_loss(SlicedForward(toy_outputs, matrix, (hidden,), HIDDEN @ MATRIX), labels, objective)
-        return loss, objective.metrics(sums)
+        value, sums = sliced_loss(SlicedForward(toy_outputs, matrix, (hidden,), HIDDEN @ MATRIX), labels, loss)
+        return value, loss.metrics(sums)
 
     return loss_of
 
 
 @functools.lru_cache
-def measured(make, settings):
+def measured(make, loss):
     """(loss, metrics), gradients by matrix and hidden rows."""
-    run = jax.jit(jax.value_and_grad(make(settings), argnums=(0, 1), has_aux=True))
+    run = jax.jit(jax.value_and_grad(make(loss), argnums=(0, 1), has_aux=True))
     return jax.device_get(run(MATRIX, HIDDEN))
 
 

@@ -14,7 +14,7 @@ from domino_jax.method import drafters
 from domino_jax.method.config import CURRICULUM, DrafterConfig
 from domino_jax.method.fields import field
 from domino_jax.method.head import Head
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import TreeSettings
@@ -118,7 +118,7 @@ def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(kind, monk
         num_anchors=4,
         learning_rate=learning_rate(1e-2, 3, 0.0),
         curriculum=lambda step: 0.0,
-        settings=LossSettings(),
+        loss=Loss(),
     )
     tokens = random_tokens((2, 16), vocab=target.config.vocab_size - 1)
     batch = {"tokens": tokens, "loss_mask": jnp.ones(tokens.shape), "row_ids": jnp.arange(2, dtype=jnp.int32)}

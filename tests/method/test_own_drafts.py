@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from domino_jax.method import blocks, step
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.step import correct_logits, label_blocks, target_pass
-from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_drafter, tiny_target
+from tests.helpers.models import loss_and_metrics, random_tokens, run_blocks, tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.long
 
@@ -63,39 +63,40 @@ def test_the_head_reads_the_drafts_of_the_plain_definition(kind):
     assert (np.asarray(text) != expected).any()
 
 
-def losses(kind, settings):
+def losses(kind, loss):
     """(loss, gradients) of one batch, through the training step's loss."""
     target, drafter = pair(kind)
     models = models_of(target, drafter)
     batch = {"tokens": TOKENS, "loss_mask": jnp.ones((ROWS, LENGTH)), "row_ids": jnp.arange(ROWS)}
     features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
-    drawn = label_blocks(batch, ANCHORS, jnp.ones(ANCHORS.shape, bool), drafter.config, settings)
+    drawn = label_blocks(batch, ANCHORS, jnp.ones(ANCHORS.shape, bool), drafter.config, loss)
 
     def loss_of(params):
-        return dual_loss(models.replace(drafter_params=params), features, batch, drawn, settings, jnp.float32(0.25))[0]
+        trained = models.replace(drafter_params=params)
+        return loss_and_metrics(trained, features, batch, drawn, loss, jnp.float32(0.25))[0]
 
     return jax.jit(jax.value_and_grad(loss_of))(drafter.params)
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_drafted_tokens(monkeypatch):
-    settings = LossSettings(gamma=4.0, slice_blocks=2)
+    loss = Loss(gamma=4.0, slice_blocks=2)
     target, drafter = pair("domino")
     z = jnp.asarray(run_blocks(target, drafter, TOKENS, ANCHORS)["z"])
     drafts = jnp.asarray(plainly_drafted(models_of(target, drafter), z))
-    found = losses("domino", dataclasses.replace(settings, drafted_tokens=True))
-    assert float(found[0]) != float(losses("domino", settings)[0])
+    found = losses("domino", dataclasses.replace(loss, drafted_tokens=True))
+    assert float(found[0]) != float(losses("domino", loss)[0])
     monkeypatch.setattr(step, "head_tokens", lambda *_: drafts)
-    expected = losses("domino", settings)
+    expected = losses("domino", loss)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_no_gradient_enters_a_frozen_backbone_and_the_heads_is_as_before():
-    settings = LossSettings(gamma=4.0, slice_blocks=2)
-    (loss, free), (same, frozen) = (
-        losses("domino", dataclasses.replace(settings, frozen_backbone=flag)) for flag in (False, True)
+    loss = Loss(gamma=4.0, slice_blocks=2)
+    (value, free), (same, frozen) = (
+        losses("domino", dataclasses.replace(loss, frozen_backbone=flag)) for flag in (False, True)
     )
-    assert float(loss) == float(same)
+    assert float(value) == float(same)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(frozen["backbone"]))
     assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(free["backbone"]))
     for one, other in zip(jax.tree.leaves(free["head"]), jax.tree.leaves(frozen["head"]), strict=True):

@@ -11,7 +11,7 @@ import pytest
 from domino_jax.method import blocks
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
 from domino_jax.method.state import init_state
@@ -19,10 +19,10 @@ from domino_jax.method.step import label_blocks, make_train_step, target_pass
 from domino_jax.models.quantized import dequantized, is_quantized
 from domino_jax.weights.draft_vocab import with_draft_vocab
 from tests.helpers.decoding_models import in_eight_bits
-from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
+from tests.helpers.models import loss_and_metrics, random_tokens, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
-SETTINGS = LossSettings(gamma=4.0, slice_blocks=9)
+LOSS = Loss(gamma=4.0, slice_blocks=9)
 KEY = jax.random.key(11)
 
 
@@ -61,7 +61,7 @@ def train_step(accumulate=1):
         num_anchors=ANCHORS,
         learning_rate=schedule(),
         curriculum=lambda step: lambda_base(step, STEPS, 1.0, 1.0),
-        settings=SETTINGS,
+        loss=LOSS,
         accumulate=accumulate,
     )
 
@@ -123,17 +123,17 @@ FIRST_ROW = jnp.array([[True] * 3, [False] * 3])
 def gradient_function(head, contiguous, slice_blocks):
     """Jitted (params, λ, anchors, keep, loss mask) → (metrics, gradients) on two rows, with or without the head."""
     target, drafter = models(head)
-    settings = LossSettings(gamma=4.0, contiguous=contiguous, slice_blocks=slice_blocks)
+    loss = Loss(gamma=4.0, contiguous=contiguous, slice_blocks=slice_blocks)
 
     @jax.jit
     def gradients(params, share, anchors, keep, mask):
         batch = batch_of(2) | {"loss_mask": mask}
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
-        drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
+        drawn = label_blocks(batch, anchors, keep, drafter.config, loss)
 
         def loss_of(params):
             models = Pair(target.module, target.params, drafter.module, params)
-            return dual_loss(models, features, batch, drawn, settings, share)
+            return loss_and_metrics(models, features, batch, drawn, loss, share)
 
         (_, metrics), tree = jax.value_and_grad(loss_of, has_aux=True)(params)
         return metrics, tree
@@ -200,12 +200,12 @@ def test_a_step_is_its_parts():
     @jax.jit
     def by_hand(state):
         anchors, keep = blocks.sample_anchors(jax.random.fold_in(KEY, 0), batch["loss_mask"], batch["row_ids"], ANCHORS)
-        drawn = label_blocks(batch, anchors, keep, drafter.config, SETTINGS)
+        drawn = label_blocks(batch, anchors, keep, drafter.config, LOSS)
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
             models = Pair(target.module, target.params, drafter.module, params)
-            return dual_loss(models, features, batch, drawn, SETTINGS, 1.0)[0]
+            return loss_and_metrics(models, features, batch, drawn, LOSS, 1.0)[0]
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         updates, _ = optimizer().update(gradients, state.opt_state, state.params)
@@ -234,8 +234,11 @@ def test_the_loss_over_a_draft_vocabulary_of_all_tokens_is_the_usual_one():
 
     @functools.partial(jax.jit, static_argnums=0)
     def loss(module, target_params, params):
-        drawn = label_blocks(batch, *anchors, module.config, SETTINGS)
-        return dual_loss(Pair(target.module, target_params, module, params), features, batch, drawn, SETTINGS, 0.5)[0]
+        pair, drawn = (
+            Pair(target.module, target_params, module, params),
+            label_blocks(batch, *anchors, module.config, LOSS),
+        )
+        return loss_and_metrics(pair, features, batch, drawn, LOSS, 0.5)[0]
 
     no_head = {**target.params, "lm_head": jax.tree.map(jnp.zeros_like, target.params["lm_head"])}
     usual = loss(drafter.module, target.params, drafter.params)

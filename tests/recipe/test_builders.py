@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from domino_jax.method.heads.dflash2 import SelectorSettings
-from domino_jax.method.heads.markov import MarkovSettings
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.heads.dflash2 import SelectorLoss
+from domino_jax.method.heads.markov import MarkovLoss
+from domino_jax.method.losses import Loss
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import loading, rules
-from domino_jax.recipe.builders import drafter_config_of, loss_settings
+from domino_jax.recipe.builders import drafter_config_of, loss_of
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import recipe, set_value
@@ -43,13 +43,13 @@ def test_labels_are_shifted_as_in_public_drafters_unless_the_recipe_says_otherwi
 
 def test_the_values_of_markov_reach_the_drafter_and_its_loss():
     config = changed(drafter__head="markov", drafter__markov__head_type="gated", drafter__markov__rank=12)
-    drafter, settings = drafter_config_of(config, TARGET, 151_669), loss_settings(config)
+    drafter, settings = drafter_config_of(config, TARGET, 151_669), loss_of(config)
     assert (drafter.head, drafter.markov_head_type, drafter.markov_rank) == ("markov", "gated", 12)
     assert drafter.enable_confidence_head and drafter.confidence_head_with_markov
-    assert (type(settings), settings.weights, settings.contiguous) == (MarkovSettings, (0.1, 0.9, 1.0), True)
-    assert settings.reads_target and not loss_settings(recipe()).reads_target
+    assert (type(settings), settings.weights, settings.contiguous) == (MarkovLoss, (0.1, 0.9, 1.0), True)
+    assert settings.reads_target and not loss_of(recipe()).reads_target
     config.train.loss = "cross_entropy"
-    assert loss_settings(config) == loss_settings(recipe()) == LossSettings()
+    assert loss_of(config) == loss_of(recipe()) == Loss()
 
 
 def test_a_confidence_head_exists_where_the_loss_trains_it():
@@ -63,13 +63,13 @@ def test_a_confidence_head_exists_where_the_loss_trains_it():
 
 def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():
     config = changed(drafter__head="dflash2", drafter__dflash2__rank=12)
-    drafter, settings = drafter_config_of(config, TARGET, 151_669), loss_settings(config)
+    drafter, settings = drafter_config_of(config, TARGET, 151_669), loss_of(config)
     assert (drafter.head, drafter.selector_rank, drafter.selector_top_k) == ("dflash2", 12, 16)
     assert (drafter.conv_kernel_size, drafter.conv_group_size, drafter.suffix_start) == (2, 16, 1)
     assert loading.resolved(config)["drafter"]["conv_kernel_size"] == 2
-    assert type(settings) is SelectorSettings and not settings.contiguous and not settings.reads_target
+    assert type(settings) is SelectorLoss and not settings.contiguous and not settings.reads_target
     config.train.loss, config.drafter.conv_kernel_size = "cross_entropy", 0
-    assert loss_settings(config).contiguous and drafter_config_of(config, TARGET, 151_669).conv_group_size == 0
+    assert loss_of(config).contiguous and drafter_config_of(config, TARGET, 151_669).conv_group_size == 0
     assert drafter_config_of(changed(drafter__conv_kernel_size=3), TARGET, 151_669).conv_kernel_size == 3
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.curriculum import lambda_base
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
@@ -34,7 +34,7 @@ def made(kind="adamw"):
         num_anchors=4,
         learning_rate=SCHEDULE,
         curriculum=lambda step: lambda_base(step, 20, 0.5, 1.0),
-        settings=LossSettings(gamma=4.0),
+        loss=Loss(gamma=4.0),
         ema_decay=0.75,
     )
     return target, step, jax.jit(lambda: init_state(drafter.module, optimizer, jax.random.key(0), with_ema=True))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from domino_jax.method import blocks
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.pair import Pair
 from domino_jax.method.step import label_blocks, target_pass
 from domino_jax.models import attention, slices
 from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
-from tests.helpers.models import dual_loss, tiny_drafter, tiny_target
+from tests.helpers.models import loss_and_metrics, tiny_drafter, tiny_target
 from tests.helpers.packing import LENGTHS, packed_row, separate_rows
 
 ANCHORS = ((3, 9), (2, 6))  # 9 of the first row: its block runs over the border
@@ -29,16 +29,16 @@ def models(shift):
 def jitted(shift):
     """(drafter parameters, batch, anchors) → ((loss, metrics), gradients); compiled once for each batch shape."""
     target, drafter = models(shift)
-    settings = LossSettings(gamma=4.0, contiguous=False)
+    loss = Loss(gamma=4.0, contiguous=False)
 
     @jax.jit
     def run(params, batch, anchors):
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
-        drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, settings)
+        drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, loss)
 
         def loss_of(params):
             models = Pair(target.module, target.params, drafter.module, params)
-            return dual_loss(models, features, batch, drawn, settings, 0.3)
+            return loss_and_metrics(models, features, batch, drawn, loss, 0.3)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.losses import LossSettings
+from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
@@ -38,7 +38,7 @@ def model():
     optimizer = make_optimizer("adamw")
     choices = {"learning_rate": lambda _: jnp.float32(1e-2), "curriculum": lambda _: jnp.float32(0.5)}
     step = make_train_step(
-        target.module, drafter.module, optimizer, num_anchors=4, settings=LossSettings(), ema_decay=0.0, **choices
+        target.module, drafter.module, optimizer, num_anchors=4, loss=Loss(), ema_decay=0.0, **choices
     )
     start = jax.jit(lambda: init_state(drafter.module, optimizer, jax.random.key(0)))
     return step, start, lambda batch: (target.params, batch, jax.random.key(1))

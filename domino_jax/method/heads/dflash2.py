@@ -1,12 +1,11 @@
 """DFlash2's candidate selector: how well each of a slot's likeliest tokens follows the token before it.
 
-The loss is the cross-entropy of the backbone's logits and that of the selector's scores of few candidates. A slot whose
-label is not among its candidates has nothing that the selector could choose. The selector's term leaves it out, as in
-SpecForge. The formulas are in docs/heads.md. The convolutions of public DFlash2 drafters are in conv.py.
+A slot whose label is not among its candidates has nothing that the selector could choose, so the selector's term of the
+loss leaves it out, as in SpecForge. The formulas are in docs/heads.md. The convolutions of public DFlash2 drafters are
+in conv.py.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +20,7 @@ from domino_jax.method.head import Head, Speculators
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
-    LossSettings,
-    Objective,
+    Loss,
     Outputs,
     accepted_lengths,
     cross_entropy,
@@ -32,7 +30,7 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
-from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.models.shapes import Hidden
 
 CLASS = "DFlash2DraftModel"  # all that tells these folders from DFlash's
 
@@ -62,21 +60,6 @@ class Selector(Head):
 # ----------------------------------------------------------------------------------------------------------------- loss
 
 
-@dataclasses.dataclass(frozen=True)
-class SelectorSettings(LossSettings):
-    """Choices of this loss.
-
-    contiguous: False, as in the public trainers: a block may run on into the next turn.
-    alpha: the weight of the selector's term.
-    """
-
-    contiguous: bool = False
-    alpha: float = 1.0
-
-    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
-        return SelectorObjective(self, lambda_base, weight)
-
-
 class Choices(NamedTuple):
     """What the selector makes of the M predicting slots of n blocks, arrays [..., n, M] or [..., n, M, K].
 
@@ -91,31 +74,47 @@ class Choices(NamedTuple):
     path: jax.Array
 
 
-class Teacher(NamedTuple):
-    """What the selector is given of the text: labels int32 [..., A, M], and the anchors' tokens int32 [..., A]."""
-
-    labels: jax.Array
-    anchors: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
-class SelectorObjective(Objective):
-    """L = (Σ w·CE(base) + α · Σ w·CE(selector)) / Σ w, without λ.
+class SelectorLoss(Loss):
+    """(Σ w·CE(base) + α · Σ w·CE(selector)) / Σ w, without λ. Slots whose label is no candidate stay in the divisor.
 
-    Slots whose label is no candidate stay in the divisor.
+    contiguous: False, as in the public trainers: a block may run on into the next turn.
+    alpha: α.
     """
 
-    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        """Additive sums of one slice: base logits [n, M, V], choices [n, M, ...], labels with arrays [n, G] → scalars.
+    contiguous: bool = False
+    alpha: float = 1.0
 
-        D-PACE weights follow from the losses of the base logits and weigh both terms.
-        """
+    def forward(
+        self, default: SlicedForward, models: Pair, base_logits: Any, labels: Labels, previous_tokens: jax.Array
+    ) -> SlicedForward:
+        config = models.drafter.config
+        drafting = models.replace(drafter_params=jax.lax.stop_gradient(models.drafter_params))
+
+        def outputs_of(params, z: Hidden, codes: jax.Array, states: tuple) -> Outputs:
+            (labels, anchors), z = states, z[:, :, config.first_slot :]
+            base = base_logits(z)
+            best, tokens = largest(jax.lax.stop_gradient(base), config.selector_top_k)
+            covered = (tokens == labels[..., None]).any(axis=-1)
+            unary = jnp.take_along_axis(base, tokens, axis=-1)
+            head = models.replace(drafter_params={"head": params}).head
+            scores = unary + head.residual_of(codes[..., None, :], head.rows(tokens))[..., 0, :]
+            candidates = Candidates(tokens, best, columns=tokens)
+            path = roll_out_blocks(drafting, anchors, jax.lax.stop_gradient(z), candidates)
+            return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
+
+        states = (labels.ids[:, :, config.first_slot :], previous_tokens[:, :, 0])
+        return default._replace(outputs_of=outputs_of, states=states)
+
+    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
+        """As Loss.block_sums, of base logits [n, M, V] and choices [n, M, ...]. D-PACE weights of both terms follow from
+        the losses of the base logits."""
         base, choices = outputs.base, outputs.extra
         first = labels.ids.shape[1] - base.shape[1]
         ids, label_weights, weights = (x[:, first:] for x in labels)
         base_losses = cross_entropy(base, ids)
-        if self.settings.dpace_alpha is not None:
-            weights = weights * dpace_weights(base_losses, label_weights, self.settings.dpace_alpha)
+        if self.dpace_alpha is not None:
+            weights = weights * dpace_weights(base_losses, label_weights, self.dpace_alpha)
         supervised, has_label = label_weights > 0, label_weights.max(-1) > 0
         is_label = choices.tokens == ids[..., None]
         losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
@@ -137,63 +136,26 @@ class SelectorObjective(Objective):
             "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * has_label),
         }
 
-    def forward(
-        self, default: SlicedForward, models: Pair, base_logits: Any, labels: Labels, previous_tokens: jax.Array
-    ) -> SlicedForward:
-        teacher = Teacher(labels.ids[:, :, models.drafter.config.first_slot :], previous_tokens[:, :, 0])
-        return default._replace(outputs_of=selector_outputs(models, base_logits), states=teacher)
-
-    def loss(self, sums: Sums) -> jax.Array:
-        return (sums["base_loss"] + self.settings.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
+    def total(self, sums: Sums) -> jax.Array:
+        return (sums["base_loss"] + self.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """The metrics of a step from the sums of its whole batch.
-
-        Returns:
-            "loss"; "base_loss", "base_accuracy" and "base_accept_len" of the backbone's logits, as of Domino;
-            "selector_loss" and "selector_accuracy" over the slots whose label is a candidate, and their share
-            "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and "oracle_accept_len" of
-            a selector that always finds the label, where both paths end at the first slot without a label and the bonus
-            token counts.
-        """
+        """Those of Domino for the backbone's logits. "selector_loss" and "selector_accuracy" are of slots whose label is
+        a candidate, and "selector_coverage" is their share. "serving_accept_len" is of the path that decoding would
+        draft, "oracle_accept_len" of a selector that always finds the label; both end at a slot without a label."""
         labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
+        covered_weight = sums["covered_weight"] + EPSILON
         return {
-            "loss": self.loss(sums),
+            "loss": self.total(sums),
             "base_loss": sums["base_loss"] / (sums["weight"] + EPSILON),
             "base_accuracy": sums["base_correct"] / labels,
             "base_accept_len": sums["base_accepted"] / blocks,
-            "selector_loss": sums["selector_loss"] / (sums["covered_weight"] + EPSILON),
-            "selector_accuracy": sums["selector_correct"] / (sums["covered_weight"] + EPSILON),
+            "selector_loss": sums["selector_loss"] / covered_weight,
+            "selector_accuracy": sums["selector_correct"] / covered_weight,
             "selector_coverage": sums["covered"] / labels,
             "serving_accept_len": sums["served"] / blocks,
             "oracle_accept_len": sums["served_by_oracle"] / blocks,
         }
-
-
-def selector_outputs(models: Pair, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
-    """outputs_of of `SlicedForward`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], Teacher) → Outputs.
-
-    Args:
-        models: its head's parameters give the drafted paths, without a gradient.
-        unembed: z → base logits.
-    """
-    config = models.drafter.config
-    drafting = models.replace(drafter_params=jax.lax.stop_gradient(models.drafter_params))
-
-    def outputs_of(params, z: Hidden, codes: jax.Array, teacher: Teacher) -> Outputs:
-        z = z[:, :, config.first_slot :]
-        base = unembed(z)
-        served = largest(jax.lax.stop_gradient(base), config.selector_top_k)
-        tokens = served[1]
-        covered = (tokens == teacher.labels[..., None]).any(axis=-1)
-        unary = jnp.take_along_axis(base, tokens, axis=-1)
-        head = models.replace(drafter_params={"head": params}).head
-        scores = unary + head.residual_of(codes[..., None, :], head.rows(tokens))[..., 0, :]
-        candidates = Candidates(tokens, served[0], columns=tokens)
-        path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
-        return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
-
-    return outputs_of
 
 
 def leading_run(right: jax.Array) -> jax.Array:
@@ -215,7 +177,7 @@ class Dflash2Config(DrafterConfig):
     selector_top_k: int = field()
 
     head, title, architecture = "dflash2", "DFlash2", CLASS
-    known_by, module, loss = (CLASS,), Selector, SelectorSettings
+    known_by, module, loss = (CLASS,), Selector, SelectorLoss
     tensor_names = DrafterConfig.tensor_names | {
         "head.predecessor.weight": "candidate_selector.predecessor_codebook",
         "head.up.weight": "candidate_selector.successor_codebook",

@@ -10,7 +10,7 @@ import numpy as np
 from domino_jax.method.config_keys import WRITTEN_WITH, integer, public_keys, read_list, section, sliding_window
 from domino_jax.method.fields import field
 from domino_jax.method.head import HeadConfig, Servers
-from domino_jax.method.heads.eagle3_loss import Eagle3Settings
+from domino_jax.method.heads.eagle3_loss import Eagle3Loss
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.models.decoder_config import (
     DecoderConfig,
@@ -80,7 +80,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
     sliding_window: int | None = None
 
     head, title, paper = EAGLE3, "EAGLE-3", " (arXiv 2503.01840)"
-    has_backbone, module, loss = False, Eagle3, Eagle3Settings
+    has_backbone, module, loss = False, Eagle3, Eagle3Loss
     tensor_names = {}
     reads = ("intermediate_size", "target_layer_ids", "remat")
     # The flags without which SGLang drafts otherwise than the drafter was trained.

@@ -16,7 +16,7 @@ from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import number, read_key, read_switch, refuse, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
-from domino_jax.method.losses import EPSILON, Labels, LossSettings, Objective, Outputs, total_variation
+from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
@@ -115,30 +115,21 @@ class MarkovHead(Head):
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkovSettings(LossSettings):
-    """Choices of this loss, which does not read dpace_alpha.
-
-    weights: of the cross-entropy, the L1 distance and the confidence.
-    """
-
-    weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
-
-    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
-        return MarkovObjective(self, lambda_base, weight)
-
-    @property
-    def reads_target(self) -> bool:
-        return any(self.weights[1:])
-
-
-class MarkovObjective(Objective):
-    """(a·Σ w·CE + b·Σ w·L1 + c·Σ w·BCE) / Σ w, with a, b, c of settings.weights and no λ.
+class MarkovLoss(Loss):
+    """(a·Σ w·CE + b·Σ w·L1 + c·Σ w·BCE) / Σ w, without λ. It does not read dpace_alpha.
 
     L1 = Σ_v |q - p| of the final logits' q and the target's p. BCE is the binary cross-entropy of the confidence logits
     against the chance 1 - L1/2 that the draft is accepted, through which no gradient flows.
 
-    Outputs: target where settings.reads_target; extra: confidence logits [n, G], or None without a confidence head.
+    weights: a, b, c.
+    Outputs: target where reads_target; extra: confidence logits [n, G], or None without a confidence head.
     """
+
+    weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
+
+    @property
+    def reads_target(self) -> bool:
+        return any(self.weights[1:])
 
     def forward(
         self, default: SlicedForward, models: Any, base_logits: Any, labels: Labels, previous_tokens: jax.Array
@@ -175,8 +166,8 @@ class MarkovObjective(Objective):
             sums["confidence_error"] = jnp.sum(weights * jnp.abs(jax.nn.sigmoid(confidence) - accepted))
         return sums
 
-    def loss(self, sums: Sums) -> jax.Array:
-        weighted = zip(self.settings.weights, ("final_loss", "l1", "bce"), strict=True)
+    def total(self, sums: Sums) -> jax.Array:
+        weighted = zip(self.weights, ("final_loss", "l1", "bce"), strict=True)
         return sum(share * sums[name] for share, name in weighted if name in sums) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
@@ -215,7 +206,7 @@ class MarkovConfig(DrafterConfig):
 
     head, title, architecture = "markov", "DSpark", "DSparkDraftModel"
     # The last is DeepSpec's class, of flat files without projector_type.
-    known_by, module, loss = (PROJECTOR, "DSparkDraftModel", "Qwen3DSparkModel"), MarkovHead, MarkovSettings
+    known_by, module, loss = (PROJECTOR, "DSparkDraftModel", "Qwen3DSparkModel"), MarkovHead, MarkovLoss
     tensor_names = DrafterConfig.tensor_names | {
         "head.predecessor": "markov_head.markov_w1",
         "head.up": "markov_head.markov_w2",

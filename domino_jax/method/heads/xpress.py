@@ -17,7 +17,7 @@ from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import optional_integer, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Speculators, SplitLinear
-from domino_jax.method.losses import EPSILON, Labels, LossSettings, Objective, Outputs, cross_entropy, total_variation
+from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
@@ -79,15 +79,19 @@ class XpressHead(Head):
 
 
 @dataclasses.dataclass(frozen=True)
-class XpressSettings(LossSettings):
-    """Choices of this loss, which does not read dpace_alpha.
+class XpressLoss(Loss):
+    """T(F⁰) + c·(1/J)·Σ_j T(Fʲ) + d·T(U), with T(F) = Σ w·decay·(a·CE(F) + b·TV(F)) / Σ w.
 
-    weights: a, b of the cross-entropy and the total variation in each term, c of the rounds, d of the base logits.
-    rounds: J.  full_anchor: the term of the base logits has no decay over the slots.
-    ce_from_data: the label of the cross-entropy is the token of the text, not the target's likeliest.
+    U are the base logits, F⁰ the final ones after the true tokens, F¹ those after the choices of U, and Fʲ those after
+    the choices of Fʲ⁻¹, as in decoding. CE is against the target's likeliest token, TV = ½ Σ |q - p| against its p.
+    Every term trains head and backbone; nothing flows through the choices. It does not read dpace_alpha.
+
+    contiguous: False, as in the public trainer: a block may run on into the next turn.
+    weights: a, b, c, d.  rounds: J.  full_anchor: the term of the base logits has no decay over the slots.
+    ce_from_data: the label of the cross-entropy is the token of the text.
     """
 
-    contiguous: bool = False  # a block may run on into the next turn, as in the public trainer
+    contiguous: bool = False
     weights: tuple[float, float, float, float] = (0.1, 0.9, 0.3, 0.6)
     rounds: int = 3
     full_anchor: bool = False
@@ -95,29 +99,16 @@ class XpressSettings(LossSettings):
 
     reads_target, divides_by_labels = True, True
 
-    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
-        return XpressObjective(self, lambda_base, weight)
-
-
-class XpressObjective(Objective):
-    """T(F⁰) + c·(1/J)·Σ_j T(Fʲ) + d·T(U), with T(F) = Σ w·decay·(a·CE(F) + b·TV(F)) / Σ w.
-
-    U are the base logits, F⁰ the final ones after the true tokens, F¹ those after the choices of U, and Fʲ those after
-    the choices of Fʲ⁻¹, as in decoding. CE is against the target's likeliest token, TV = ½ Σ |q - p| against its p.
-    Every term trains head and backbone; nothing flows through the choices.
-    """
-
     @property
-    def slice_blocks(self) -> int:
-        """Fewer than the usual loss has, as there are more logits of each block."""
-        return max(1, 3 * self.settings.slice_blocks // (3 + self.settings.rounds))
+    def blocks_at_once(self) -> int:
+        return max(1, 3 * self.slice_blocks // (3 + self.rounds))
 
     def forward(
         self, default: SlicedForward, models: Any, base_logits: Any, labels: Labels, previous_tokens: jax.Array
     ) -> SlicedForward:
         config = models.drafter.config
-        rounds = self.settings.rounds if self.settings.weights[2] else 0
-        decay = position_decay(config.block_size, config.first_slot, self.settings.gamma)
+        rounds = self.rounds if self.weights[2] else 0
+        decay = position_decay(config.block_size, config.first_slot, self.gamma)
 
         def refined(params: dict, z: Hidden, codes: jax.Array, frozen: tuple) -> Outputs:
             states, prefix_tokens = frozen
@@ -133,26 +124,26 @@ class XpressObjective(Objective):
         return default._replace(outputs_of=refined, states=states)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        settings, valid, (rounds, decay) = self.settings, labels.label_weights, outputs.extra
-        token = labels.ids if settings.ce_from_data else jnp.argmax(outputs.target, axis=-1)
+        valid, (rounds, decay) = labels.label_weights, outputs.extra
+        token = labels.ids if self.ce_from_data else jnp.argmax(outputs.target, axis=-1)
         weights = valid * decay
 
         def parts(logits: Logits) -> tuple[jax.Array, jax.Array]:
             return cross_entropy(logits, token), total_variation(logits, outputs.target)
 
         def term(losses: tuple[jax.Array, jax.Array], weights: jax.Array) -> jax.Array:
-            return jnp.sum(weights * (settings.weights[0] * losses[0] + settings.weights[1] * losses[1]))
+            return jnp.sum(weights * (self.weights[0] * losses[0] + self.weights[1] * losses[1]))
 
         forced, base = parts(outputs.final), parts(outputs.base)
         sums = {f"consistency_round{index}_loss": term(parts(one), weights) for index, one in enumerate(rounds)}
         sums |= {"tf_loss": term(forced, weights)}
-        sums |= {"base_anchor_loss": term(base, valid if settings.full_anchor else weights)}
+        sums |= {"base_anchor_loss": term(base, valid if self.full_anchor else weights)}
         sums |= {name: jnp.sum(weights * one) for name, one in zip(("ce_loss", "tv_loss"), forced, strict=True)}
         sums |= {"accept_rate": jnp.sum(valid * (1.0 - forced[1]))}
         return super().block_sums(outputs, labels) | sums | {"base_accept_rate": jnp.sum(valid * (1.0 - base[1]))}
 
-    def loss(self, sums: Sums) -> jax.Array:
-        consistency, base = self.settings.weights[2:]
+    def total(self, sums: Sums) -> jax.Array:
+        consistency, base = self.weights[2:]
         total = sums["tf_loss"] + consistency * _consistency(sums) + base * sums["base_anchor_loss"]
         return total / (self.weight + EPSILON)
 
@@ -187,7 +178,7 @@ class XpressConfig(DrafterConfig):
     xpress_num_passes: int = field(6, least=1, most=LARGEST_RANK, speculators="num_jacobi_passes")
 
     head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
-    known_by, module, loss = ("XPress",), XpressHead, XpressSettings
+    known_by, module, loss = ("XPress",), XpressHead, XpressLoss
     tensor_names = DrafterConfig.tensor_names | {
         "head.predecessor": "xpress_head.w1",
         "head.up": "xpress_head.w2",
