@@ -264,7 +264,7 @@ def answer_into_bucket(config, rows: list[dict], origin: dict, output: epath.Pat
 
 
 def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir: epath.Path) -> AnyConfig:
-    """The drafter's config with what it takes from the target (the mask token) and the rows (EAGLE-3's vocabulary).
+    """The drafter's config with what it takes from the target (the mask token) and the rows (its vocabulary).
 
     A run that continues keeps its vocabulary, for which the lm_head of its checkpoint was trained.
     """

@@ -233,7 +233,7 @@ def trees(mesh: Mesh, models: Pair) -> dict[str, tuple]:
 def tree_parts(mesh: Mesh, models: Pair, nodes: int) -> list[tuple]:
     """(name, function, arguments) of a tree's round in parts: its proposal from z and base logits, verify, commit.
 
-    Together with the backbone's pass they are rounds.tree_round.
+    Together with the backbone's pass they are the round of a tree.
     """
     state = state_on(mesh, models)
     config, settings = models.drafter.config, drafting_tree(nodes)

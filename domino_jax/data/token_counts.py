@@ -1,4 +1,4 @@
-"""Which tokens the answers of training rows use most: the draft vocabulary of EAGLE-3 and of decode.draft_vocab."""
+"""Which tokens the answers of training rows use most: a drafter's own vocabulary and decode.draft_vocab."""
 
 import itertools
 from collections.abc import Iterable, Sequence

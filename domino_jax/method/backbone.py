@@ -38,10 +38,7 @@ class Backbone(nn.Module):
         return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
 
     def context_keys_values(self, features: Features, positions: Positions) -> tuple[LayerCache, ...]:
-        """features [B, T, C·D] at absolute positions [B, T] → per layer keys and values [B, K, T, H].
-
-        The same normed context feeds every layer and is not normed again per layer.
-        """
+        """features [B, T, C·D] at absolute positions [B, T] → per layer keys and values [B, K, T, H]."""
         context = constrain(self.hidden_norm(self.fc(features)), "batch")
         angles = self._angles(positions)
         by_layer = []
@@ -57,8 +54,7 @@ class Backbone(nn.Module):
     ) -> tuple[Hidden, tuple[Any, ...]]:
         """Block rows x [B, T, D] → (normed hidden z [B, T, D], the results of each layer's attention).
 
-        attention(i) is the attention function of layer i: over a cache when decoding, over training blocks when
-        training.
+        attention(i) is the attention function of layer i: over a cache, or over training blocks.
         """
         angles = self._angles(positions)
         x = scale(x, self.config.input_embedding_scale)
@@ -94,9 +90,8 @@ def training_attention(
 
     A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a window also
     t ≥ anchor_b + slot - (window-1) or t among the first `sink`, and the `readable` slots of its block. Blocks that are
-    not kept read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
-    mostly masked [A·G, S+A·G] array that they replace is never built, and only slices.BLOCKS blocks of the context part
-    live at a time, forward and backward.
+    not kept read nothing and get zeros. The context part and the block part are two score arrays under one softmax,
+    and only slices.BLOCKS blocks of the context part live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.
@@ -104,19 +99,17 @@ def training_attention(
         readable: bool [G, G], of slots_read.  reach: (window, sink) of DrafterConfig.reach.
         starts: int32 [B, A], where the anchor's document begins in a packed row; no key before it is read.
     """
-    if starts is None:
-        starts = jnp.zeros_like(anchors)
+    starts = jnp.zeros_like(anchors) if starts is None else starts
 
     def attention(q, k, v):
         batch, heads, _, width = q.shape
         kv, blocks, block_size = k.shape[1], anchors.shape[1], readable.shape[0]
         q = q.reshape(batch, kv, heads // kv, blocks, block_size, width)
         k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
-        size = min(slices.BLOCKS, blocks)
-        if size == blocks:
+        if blocks <= slices.BLOCKS:
             out = _attend_blocks(context, q, k, v, anchors, starts, keep, reach, readable)
         else:
-            out = _attend_in_slices(size, (reach, readable), context, q, k, v, anchors, starts, keep)
+            out = _attend_in_slices(slices.BLOCKS, (reach, readable), context, q, k, v, anchors, starts, keep)
         return out.reshape(batch, heads, blocks * block_size, width), None
 
     return attention
@@ -134,24 +127,19 @@ def slots_read(size: int, window: int | None, causal: bool) -> jax.Array:
     return reads & (back >= 0) if causal else reads
 
 
-def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anchors, starts, keep):
+def _attend_in_slices(size: int, rule: tuple, context: LayerCache, *of_blocks: jax.Array) -> jax.Array:
     """_attend_blocks for `size` blocks at a time; their scores are made again in the backward pass."""
     # Their gradients are summed over the slices, in float32 as one product would sum them.
     context = jax.tree.map(lambda x: x.astype(jnp.float32), context)
-
-    of_blocks = (slices.cut(x, 1, size) for x in (anchors, starts, keep))
-    parts = (slices.cut(q, 3, size), slices.cut(k, 2, size), slices.cut(v, 2, size), *of_blocks)
-    one = jax.checkpoint(lambda part: _attend_blocks(context, *part, *rule))
-    return slices.join(jax.lax.map(one, parts), 3, anchors.shape[1])
+    parts = tuple(slices.cut(x, axis, size) for x, axis in zip(of_blocks, (3, 2, 2, 1, 1, 1), strict=True))
+    attend = jax.checkpoint(lambda part: _attend_blocks(context, *part, *rule))
+    return slices.join(jax.lax.map(attend, parts), 3, of_blocks[0].shape[3])
 
 
 def _attend_blocks(
     context: LayerCache, q, k, v, anchors, starts, keep, reach: tuple[int | None, int], readable: jax.Array
 ) -> jax.Array:
-    """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries.
-
-    readable: bool [G, G], of slots_read.
-    """
+    """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries."""
     context_k, context_v = (x.astype(k.dtype) for x in context)
     batch, kv, _, _, slots, width = q.shape
     context_mask = _context_mask(anchors, starts, keep, context_k.shape[2], slots, *reach)

@@ -1,9 +1,8 @@
 """The tokens that a draft chooses among: all of them, or at each slot the few with the largest base logits.
 
-The head's correction of all V logits reads a matrix [V, E] for every draft. A token that the backbone ranks far down is
-hardly ever the best one after the correction, so chains (propose.py) and trees (tree.py) may correct Q candidates per
-slot and read Q rows of the matrix. With a draft vocabulary the matrices have the columns of its N tokens alone. The
-verifying pass decides about every draft, so neither changes the text.
+A token that the backbone ranks far down is hardly ever the best one after the head's correction. So chains and trees
+may correct Q candidates per slot, and read Q rows of the head's matrix [V, E]. With a draft vocabulary the matrices
+have the columns of its N tokens alone. The verifying pass decides about every draft, so neither changes the text.
 """
 
 from collections.abc import Sequence
@@ -34,10 +33,7 @@ class Candidates(NamedTuple):
 def pick_candidates(base: Logits, count: int, draft_tokens: Sequence[int] = ()) -> Candidates:
     """The `count` likeliest tokens of each slot, from base logits float32 [B, M, N]; 0: all of them, as they are.
 
-    All of them, best first, where `count` is larger than N.
-
-    Args:
-        draft_tokens: the N ids of a draft vocabulary; empty: all tokens.
+    draft_tokens: the N ids of a draft vocabulary; empty: all tokens.
     """
     logits, columns = largest(base, min(count, base.shape[-1])) if count else (base, None)
     if not len(draft_tokens):

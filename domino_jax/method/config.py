@@ -73,15 +73,10 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     draft_window: int = 0
     draft_sink: int = 0
 
-    pure_draft_prefix_len = 0  # drafts at the start of a block that the head leaves as they are; a field of Domino's
+    pure_draft_prefix_len = 0  # first drafts of a block that the head leaves as they are; a field of Domino's
     head, title, known_by = "none", "DFlash", ("DFlash", "Domino", "DSpark")
     tensor_names = {"backbone.": ""}
     reads = (*BLOCKS, "dpace_alpha")
-
-    @property
-    def conv_groups(self) -> int:
-        """Groups of channels of the convolutions."""
-        return self.hidden_size // self.conv_group_size
 
     @property
     def first_slot(self) -> int:
@@ -102,10 +97,12 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        projector = read_key(raw, section(raw, "dflash_config"), "projector_type")
+        stated, projector = (
+            str(raw.get("architectures")),
+            read_key(raw, section(raw, "dflash_config"), "projector_type"),
+        )
         keys = ("dflash_config", "target_layer_ids", "speculators_model_type")  # of all drafters with a backbone
-        stated = str(raw.get("architectures"))
-        named = any(name in stated for name in cls.known_by) or projector in cls.known_by
+        named = projector in cls.known_by or any(name in stated for name in cls.known_by)
         return named or (cls is DrafterConfig and any(map(raw.get, keys)))
 
     @classmethod
@@ -153,31 +150,23 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     def check(self) -> None:
         check_ranges(self)
-        ids, last, taps = list(self.target_layer_ids), self.num_target_layers - 1, self.conv_kernel_size
-        refuse(len(set(ids)) != len(ids) or not ids, f"target_layer_ids {ids} must be distinct and at least one")
-        refuse(
-            any(not 0 <= index < last for index in ids),
-            f"target_layer_ids {ids} must be in 0..{last - 1}: the target has {last + 1} layers, and the last one's"
-            " public hidden state is already normed",
-        )
-        refuse(
-            not 0 <= self.mask_token_id < self.vocab_size,
-            f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
-        )
         self.check_windows()
-        only = self.fixed.get("shift_label", self.shift_label)
-        refuse(
-            self.shift_label != only,
-            f"head {self.head} has shift_label {self.shift_label}, but its drafters always have {only}",
-        )
-        refuse(
-            not 0 <= taps <= self.block_size,
-            f"conv_kernel_size {taps} is not in 0..{self.block_size}, the block_size (0: no convolutions)",
-        )
-        refuse(
-            taps > 0 and (self.conv_group_size < 1 or self.hidden_size % self.conv_group_size != 0),
-            f"conv_group_size {self.conv_group_size} does not divide hidden_size {self.hidden_size}",
-        )
+        ids, last, shifted = list(self.target_layer_ids), self.num_target_layers - 1, self.shift_label
+        taps, group, only = self.conv_kernel_size, self.conv_group_size, self.fixed.get("shift_label", shifted)
+        normed = f"the target has {last + 1} layers, and the last one's public hidden state is already normed"
+        rows, size, width, mask = self.vocab_size, self.block_size, self.hidden_size, self.mask_token_id
+        for fine, problem in (
+            (ids and len(set(ids)) == len(ids), f"target_layer_ids {ids} must be distinct and at least one"),
+            (all(0 <= index < last for index in ids), f"target_layer_ids {ids} must be in 0..{last - 1}: {normed}"),
+            (0 <= mask < rows, f"mask_token_id {mask} is not a row of the {rows}-row embedding"),
+            (shifted == only, f"head {self.head} has shift_label {shifted}, but its drafters always have {only}"),
+            (0 <= taps <= size, f"conv_kernel_size {taps} is not in 0..{size}, the block_size (0: no convolutions)"),
+            (
+                not taps or (group > 0 and width % group == 0),
+                f"conv_group_size {group} does not divide hidden_size {width}",
+            ),
+        ):
+            refuse(not fine, problem)
 
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         head = [entry.name for entry in table if entry.path[0] == "head"]
@@ -188,10 +177,8 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     def server_refusals(self) -> tuple[str | None, str | None]:
         if self.shift_label and not self.has_head:
-            return (
-                "SGLang reads a plain DFlash drafter as unshifted and would draft one position late",
-                "vLLM refuses sample_from_anchor for DFlash",
-            )
+            late = "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
+            return late, "vLLM refuses sample_from_anchor for DFlash"
         return (self.convolution_refusal(),) * 2
 
     def convolution_refusal(self) -> str | None:
@@ -212,15 +199,12 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
             target_layer_ids: None for the public rule (default_layer_ids).
             mask_token_id: None for the last row of the embedding, where only shapes and speed matter.
         """
-        ids = target_layer_ids or default_layer_ids(target.num_hidden_layers, num_layers)
-        shared = dataclasses.asdict(target)
-        del shared["tie_word_embeddings"], shared["experts"]
-        shared["num_hidden_layers"] = num_layers
+        # Qwen3-like whatever its target: the public layout has norms on queries and keys, no biases.
+        shapes = target.layer_fields() | {"num_hidden_layers": num_layers, "attention_bias": False, "qk_norm": True}
         config = cls(
-            # A drafter is Qwen3-like whatever its target: its public layout has norms on queries and keys, no biases.
-            **{**shared, "attention_bias": False, "qk_norm": True, **choices},
+            **shapes | choices,
             num_target_layers=target.num_hidden_layers,
-            target_layer_ids=tuple(ids),
+            target_layer_ids=tuple(target_layer_ids or default_layer_ids(target.num_hidden_layers, num_layers)),
             mask_token_id=target.vocab_size - 1 if mask_token_id is None else mask_token_id,
         )
         config.check()

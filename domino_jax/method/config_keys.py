@@ -73,7 +73,6 @@ def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, 
 
 
 def missing_keys(kind: str, *names: str) -> DataError:
-    """The error for keys without which a drafter of this kind is not known."""
     return DataError(
         f"the drafter's config.json ({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was"
         " trained with."
@@ -85,12 +84,6 @@ def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -
         limits = f"an integer up to {most}" if least < 0 else f"an integer from {least} to {most}"
         raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected {limits}.")
     return value
-
-
-def optional_integer(raw: dict[str, Any], nested: dict[str, Any], name: str, default: int) -> int:
-    """As `read_key`, for an integer; `default` when absent."""
-    value = read_key(raw, nested, name)
-    return default if value is None else integer(name, value)
 
 
 def read_list(name: str, value: Any) -> list:
@@ -142,10 +135,10 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
 def sliding_window(raw: dict[str, Any]) -> int | None:
     """The window, when it is in use: where nothing says so, layer_types decides."""
-    window, used = optional_integer(raw, {}, "sliding_window", 0), read_switch(raw, {}, "use_sliding_window")
+    window, used = raw.get("sliding_window"), read_switch(raw, {}, "use_sliding_window")
     if used is None:
         used = "sliding_attention" in (raw.get("layer_types") or ())
-    return window if window and used else None
+    return integer("sliding_window", window) or None if used and window is not None else None
 
 
 def public_keys(config: Any) -> dict[str, Any]:

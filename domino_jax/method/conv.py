@@ -30,13 +30,14 @@ class GroupedConvolution(nn.Module):
     def setup(self):
         c = self.config
         self.base_kernel = self.param("base_kernel", _first_tap, (2, c.conv_kernel_size, c.hidden_size))
-        width = 2 * c.conv_kernel_size * c.conv_groups
+        self.groups = c.hidden_size // c.conv_group_size
+        width = 2 * c.conv_kernel_size * self.groups
         self.kernel_projection = Linear(width, dtype=self.dtype, kernel_init=nn.initializers.zeros)
 
     def filters(self, u: jax.Array) -> jax.Array:
         """The part that inputs u [B, T, D] decide, for both sides: [B, T, 2, P, Z]."""
         c = self.config
-        return self.kernel_projection(u).reshape(*u.shape[:2], 2, c.conv_kernel_size, c.conv_groups)
+        return self.kernel_projection(u).reshape(*u.shape[:2], 2, c.conv_kernel_size, self.groups)
 
     def __call__(self, x: jax.Array, filters: jax.Array, side: int) -> jax.Array:
         """x [B, T, D] convolved inside each block; the T rows are whole blocks, one after another.
@@ -45,8 +46,8 @@ class GroupedConvolution(nn.Module):
         """
         c = self.config
         in_blocks = (x.shape[0], -1, c.block_size)
-        x = x.reshape(*in_blocks, c.conv_groups, c.conv_group_size)
-        filters = filters[:, :, side].reshape(*in_blocks, c.conv_kernel_size, c.conv_groups, 1)
+        x = x.reshape(*in_blocks, self.groups, c.conv_group_size)
+        filters = filters[:, :, side].reshape(*in_blocks, c.conv_kernel_size, self.groups, 1)
         base = self.base_kernel[side].astype(self.dtype).reshape(-1, *x.shape[3:])
         y = jnp.zeros_like(x)
         for tap in range(c.conv_kernel_size):

@@ -44,13 +44,11 @@ class Drafter(nn.Module):
 
         Args:
             features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
-            inputs: of the tokens before the T slots that it sees, what the head reads (`Head`): embeddings
-                [B, A, T, D] or ids int32 [B, A, T].
+            inputs: what the head reads of the tokens before its T slots (`Head`), [B, A, T, D] or int32 [B, A, T].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
 
         Returns:
-            z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
-            logits are left to the caller, who takes them in slices.
+            z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`.
         """
         z = self.block_hidden(self.context_of(features, positions), x, anchors, keep, positions)
         if not self.config.has_head:
@@ -76,7 +74,7 @@ class Drafter(nn.Module):
     def block_hidden(
         self, context: Cache, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
     ) -> Hidden:
-        """z [B, A, G, D] of every block at once; the arguments are those of the forward, with `context_of` features."""
+        """z [B, A, G, D] of all blocks; the arguments are those of the forward, with `context_of` features."""
         batch, blocks, slots, width = x.shape
         starts, first = None, anchors
         if positions is not None:
@@ -101,7 +99,6 @@ class Drafter(nn.Module):
         return features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs
 
     def init_cache(self, batch: int, slots: int) -> Cache:
-        """An empty context cache for `batch` rows of up to `slots` positions."""
         c = self.config
         sizes = (c.cache_slots(layer, slots) for layer in range(c.num_hidden_layers))
         layers = (init_cache(1, batch, size, c.num_key_value_heads, c.head_dim, self.dtype) for size in sizes)
@@ -115,9 +112,8 @@ class Drafter(nn.Module):
     def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
         """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], the cache).
 
-        Every slot reads the committed context, as far back as its layer's window, and its block as in training
-        (`training_attention`). The block's rows are written after the length and never committed: the next
-        `extend_context` overwrites them with the accepted tokens' features.
+        A slot reads the committed context and its block as in training (`training_attention`). The block's rows are
+        written after the length; the next `extend_context` overwrites them with the accepted tokens' features.
         """
         positions = lengths[:, None] + jnp.arange(x.shape[1])
 
@@ -144,8 +140,7 @@ class Drafter(nn.Module):
 
 
 def init_drafter_params(drafter: Any, key: jax.Array) -> dict:
-    """Fresh float32 parameters of a drafter of any kind: normal(0, 0.02) linears, ones for norms, torch's uniform for
-    the GRU, zeros for blocks that start as the identity."""
+    """Fresh float32 parameters of a drafter of any kind."""
     return drafter.init(key, *drafter.example())["params"]
 
 

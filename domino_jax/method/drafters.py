@@ -1,8 +1,8 @@
 """The drafters: one dict of their configs, and what configs and modules have in common.
 
 A config is a `HeadConfig` with `num_drafts`, `block_size` (rows of the pass that verifies num_drafts), `mask_token_id`
-(None without blocks), `target_layer_ids`, `num_key_value_heads`, `vocab_size` and `max_position_embeddings`. Every
-module has the methods below; drafting differs with and without a backbone (method/propose.py).
+(None without blocks), `target_layer_ids` and the fields of `DecoderConfig`. Every module has the methods below;
+drafting differs with and without a backbone (propose.py).
 
     example() -> arguments of `init`
     init_cache(batch, slots) -> the drafter's cache: a tuple of trees of arrays, never empty. Arrays with four axes,
@@ -37,13 +37,9 @@ AnyDrafter = Drafter | Eagle3
 
 
 def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[AnyConfig]:
-    """Which config reads a parsed config.json.
+    """Which config reads a parsed config.json; raises DataError if none does.
 
-    Args:
-        tensors: names in the folder; by these alone an EAGLE-3 drafter may differ from a target.
-
-    Raises:
-        DataError: no drafter of a known kind.
+    tensors: names in the folder, by which alone a drafter may differ from a target.
     """
     # The keys of plain DFlash are those of all block drafters.
     known = [config for config in reversed(CONFIGS.values()) if config.matches(raw, tensors)]
@@ -61,14 +57,13 @@ def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[Any
 
 
 def parse_config(raw: dict[str, Any]) -> AnyConfig:
-    """The config of a parsed config.json; raises DataError for a wrong key."""
     return config_class(raw).from_dict(raw)
 
 
 def new_drafter(
     config: AnyConfig, dtype: Any = jnp.float32, *, remat: bool = False, whole_head: bool = False
 ) -> AnyDrafter:
-    """The module of a config; the choices are Drafter's, and EAGLE-3 reads remat alone."""
+    """The module of a config; the choices are Drafter's. Without a backbone it reads remat alone."""
     if config.has_backbone:
         return Drafter(config, dtype, remat, whole_head)
     return config.module(config, dtype, remat)

@@ -47,10 +47,7 @@ class Accepted(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R].
-
-    anchors, before: the tokens there and before.  lengths: the anchors' positions.  keys: of the requests' noise.
-    """
+    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R]."""
 
     anchors: jax.Array
     before: jax.Array
@@ -66,8 +63,7 @@ def accepted_drafts(
 
     Args:
         settings: of a chain.  kind: of all requests.
-        slice_blocks: anchors of a row whose blocks and logits are in memory at once. Slices without anything to judge
-            are not computed.
+        slice_blocks: anchors of a row whose blocks and logits are in memory at once.
     """
     config = models.drafter.config
     settings = dataclasses.replace(settings, num_drafts=max(config.num_drafts, settings.num_drafts or 0))
@@ -96,8 +92,7 @@ def accepted_drafts(
 def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
     """float32 [B, A]: by how much log p + g of the token at each anchor is below that of the target's choice there.
 
-    0: it is the choice. Rounding explains less than a near tie (docs/method.md); more, and the answer is not this
-    target's for this request. The drafter is not read.
+    Where it is more than a near tie (docs/method.md), the answer is not this target's for this request.
     """
     hidden = target_pass(models.target, models.target_params, batch, (), with_hidden=True)[1]
     gathered = models.with_gathered_head()
@@ -107,8 +102,8 @@ def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: 
         logits = gathered.unembed(_before(hidden, here)[:, None])
         noise = None if kind.greedy else position_noise(at.keys, at.lengths[:, None], logits.shape[-1])
         values = choice_values(logits, noise, at.sampling)[:, 0]
-        own = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
-        return (values.max(axis=-1) - own).reshape(here["anchors"].shape) * (here["ends"] > 0)
+        value = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
+        return (values.max(axis=-1) - value).reshape(here["anchors"].shape) * (here["ends"] > 0)
 
     return _in_slices(judge, batch, slice_blocks)
 
@@ -178,11 +173,8 @@ def _block_drafts(
 def _chain_drafts(
     models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
-    """`_block_drafts` without a backbone: passes that read the text's tokens as in training.
-
-    Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
-    window stays at the row, where in decoding it moves along with the drafts.
-    """
+    """`_block_drafts` without a backbone: passes that read the text's tokens as in training, which are the drafts up to
+    the first rejected one. A sliding window stays at the row, where in decoding it moves along with the drafts."""
     states = models.row_states(features, batch, settings.num_drafts)
 
     def draft(here: Batch) -> tuple[Drafted, None]:

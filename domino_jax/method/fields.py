@@ -2,8 +2,8 @@
 
     emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, speculators="logits_correction_emb_dim")
 
-From such a line follow how config.json is read and written, the check of the range, the key of the recipe, and the key
-in folders of vllm-project/speculators.
+How config.json and folders of vllm-project/speculators are read and written, the check of the range and the key of the
+recipe follow.
 """
 
 import dataclasses
@@ -35,8 +35,7 @@ class Field:
 
     place: where it is written, TOP, NESTED or by `head_keys` (BY_HEAD). It is read in either place, or in both.
     quiet: it is not written where it has the default.
-    also: its name in other files.
-    like: the field that gives its value where a file does not have it.
+    also: its name in other files.  like: the field that gives its value where a file does not have it.
     recipe_name: of its key in the recipe, if another one.
     speculators: its name in folders of speculators, if another one.  unit: the field in whose units it is stated there.
     key: the default in a recipe, None without a key there, and its range.
@@ -97,17 +96,15 @@ def read_fields(
     Raises:
         DataError: a key that is missing, of a wrong type, or stated twice with different values.
     """
-    fields = list(fields_of(config))
-    stated = {entry.name: _read(entry, raw, nested) for entry in fields}
-    required = (entry.name for entry in fields if entry.default is dataclasses.MISSING and not entry.like)
-    needed = [*required, *needed]
-    missing = [name for name in needed if stated[name] is None]
+    values, missing = {}, []
+    for entry in fields_of(config):
+        value = _read(entry, raw, nested)
+        required = entry.name in needed or (entry.default is dataclasses.MISSING and not entry.like)
+        if value is None and required:
+            missing.append(entry.name)
+        values[entry.name] = (values[entry.like] if entry.like else entry.default) if value is None else value
     if missing:
         raise missing_keys(title, *missing)
-    values = {}
-    for entry in fields:
-        absent = values[entry.like] if entry.like else entry.default
-        values[entry.name] = absent if stated[entry.name] is None else stated[entry.name]
     return values
 
 

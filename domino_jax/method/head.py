@@ -1,7 +1,7 @@
 """What a head is: what a drafter's config answers about it, and the module that corrects a backbone's logits.
 
-A head is one file in heads/ with, in this order, a subclass of `Head`, a loss if it has another one than Domino's, and
-a subclass of `DrafterConfig` (config.py), whose fields are keys of its files and recipes (fields.py).
+A head is one file in heads/ with, in this order, a subclass of `Head`, its loss if that is not Domino's, and a subclass
+of `DrafterConfig` (config.py), whose fields are keys of its files and recipes (fields.py).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from domino_jax.method.losses import Loss
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
 from domino_jax.models.quantized import is_quantized, transposed
 from domino_jax.models.shapes import Hidden
-from domino_jax.models.sharding import constrain
+from domino_jax.models.sharding import constrain_rows
 from domino_jax.models.tables import Entry
 from domino_jax.runtime.keys import Key, keys_of
 
@@ -52,8 +52,7 @@ class Speculators(NamedTuple):
 class HeadConfig:
     """What the package asks about a drafter's head. The config of a drafter is an instance.
 
-    A head gives the first five answers; plain DFlash has no module, and EAGLE-3 is known by its keys alone. The others
-    have defaults, which are those of a drafter without a head.
+    A head gives the first five answers. The others have defaults, which are those of a drafter without a head.
     """
 
     head: str  # its name in a recipe
@@ -64,7 +63,7 @@ class HeadConfig:
 
     # ------------------------------------------------------------------------------------------------------ drafting
 
-    # It drafts blocks with a backbone, and so trees as well as chains. Without one it drafts chains, and has a draft
+    # It drafts blocks, and so trees as well as chains. Without a backbone it drafts chains alone, and has a draft
     # vocabulary that is counted in the training rows.
     has_backbone = True
     reads_embeddings = False  # the head reads the target's embeddings of tokens, else their ids
@@ -76,7 +75,7 @@ class HeadConfig:
 
     # ------------------------------------------------------------------------------------------- training and recipe
 
-    loss: Any = Loss  # its own
+    loss: Any = Loss
     reads: tuple[str, ...] = ()  # keys of the recipe's drafter and train sections, of those that not all read
     new: Mapping[str, Any] = {}  # fields of a new drafter that the recipe leaves open
 
@@ -95,14 +94,14 @@ class HeadConfig:
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        """True for the keys of a config.json, or the tensors, of such a drafter in any of the public layouts."""
+        """Whether a config.json or the names of tensors are such a drafter's, in any of the public layouts."""
         raise NotImplementedError
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> Any:
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key.
 
-        target: a Qwen3Config, for a file that leaves to its target what other files state.
+        target: a Qwen3Config, for what a file leaves to its target.
         """
         raise NotImplementedError
 
@@ -164,7 +163,7 @@ class HeadConfig:
 
     @property
     def most_drafts(self) -> int:
-        """The largest number of drafts that a round may ask for; all that it makes, where nothing else is said."""
+        """The largest number of drafts that a round may ask for."""
         return self.num_drafts
 
     def cache_slots(self, part: int, slots: int) -> int:
@@ -184,14 +183,14 @@ class Head(nn.Module):
     """Logits of a slot = base logits + code · matrix. The code [..., E] follows from the slot's z, from the token
     before the slot, and from a state over all tokens before that one.
 
-    A head is one file with a subclass that defines `setup`, where `up` is `last_matrix()`, and the methods that raise
-    here; one with a state also `initial_state` and `step`. They see T slots: those that predict a token, and before
-    them `HeadConfig.extra_slots` others. For a token they get x: its target embedding [..., D] where
-    `HeadConfig.reads_embeddings`, else its id, int32 [...].
+    A head defines `setup`, where `up` is `last_matrix()`, and the methods that raise here; one with a state also
+    `initial_state` and `step`. They see T slots: those that predict a token, and before them `HeadConfig.extra_slots`
+    others. For a token they get x: its target embedding [..., D] where `HeadConfig.reads_embeddings`, else its id,
+    int32 [...].
 
     `z_terms` is called first, for whole blocks. Training then calls `codes`, and `residual` for slices of blocks.
     Drafting calls `step` for one slot at a time, a chain with arrays [B, ...], a tree with lanes, [B, W, ...]; or
-    `codes` once per pass (`HeadConfig.passes`). With few candidates, `residual_of` replaces `residual`.
+    `codes` once per pass. With few candidates, `residual_of` replaces `residual`.
 
     reads_ahead: the head also has `reading`, a product with x alone, and `advance`, the rest of `step`. With few
     candidates of a slot a chain calls `reading` once, for all of them.
@@ -216,10 +215,7 @@ class Head(nn.Module):
         return state, self.codes(z_terms, x)
 
     def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
-        """Codes [B, t, E] of the first t slots at once, from their terms and x [B, t, ...], the tokens before them.
-
-        They equal those of t steps.
-        """
+        """Codes [B, t, E] of the first t slots, equal to those of t steps, from their terms and x [B, t, ...]."""
         raise NotImplementedError
 
     def use_all(self, z: Hidden, codes: jax.Array) -> None:
@@ -227,10 +223,7 @@ class Head(nn.Module):
         self.residual(codes)
 
     def last_matrix(self, **choices: Any) -> Linear:
-        """The matrix [E, N], stored as the parameter up/kernel; choices: of Linear.
-
-        N is V; in decoding with a draft vocabulary, its size.
-        """
+        """The matrix [E, N], stored as the parameter up/kernel; N is V or the size of a draft vocabulary."""
         columns = len(self.config.draft_tokens) or self.config.vocab_size
         return Linear(columns, dtype=self.dtype, whole=self.whole, logits=True, **choices)
 
@@ -242,16 +235,13 @@ class Head(nn.Module):
     def look_up(self, tokens: jax.Array) -> jax.Array:
         """Rows [..., rank] of the table `predecessor`."""
         rows = self.predecessor(tokens)
-        if self.whole:
-            return rows
-        # On a mesh in two steps, as the target's embeddings: each device looks up its share of the rank first.
-        rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
-        return constrain(rows, "batch")
+        return rows if self.whole else constrain_rows(rows)
 
     def residual(self, code: jax.Array) -> jax.Array:
         """Codes [..., E] → the correction of all logits, float32 [..., N]."""
-        by_rows = not self.is_initializing() and "rows" in self.up.variables["params"]
-        return multiply(code.astype(self.dtype), self._last_kernel(), logits=True) if by_rows else self.up(code)
+        if self.is_initializing():
+            return self.up(code)
+        return multiply(code.astype(self.dtype), self._last_kernel(), logits=True)
 
     def _last_kernel(self) -> Matrix:
         """The matrix [E, N], however it is stored (drafter.rows_together)."""
@@ -290,17 +280,15 @@ class SplitLinear(nn.Module):
             self.bias = self.param("bias", nn.initializers.zeros, (self.features,))
 
     def part(self, index: int, x: jax.Array, bias: bool = False) -> jax.Array:
-        """The share of input `index`, x [..., widths[index]] → [..., features], with the bias if wanted."""
+        """The share of input `index`, x [..., widths[index]] → [..., features]."""
         # Cast before it is gathered: two bytes a weight, not four, travel between devices in a bfloat16 step.
         product = multiply(x.astype(self.dtype), self._rows(in_use(self.kernel, self.name, self.dtype), index))
         return product + self.bias.astype(product.dtype) if bias else product
 
     def matrix(self, index: int) -> Matrix:
-        """The rows of input `index` [widths[index], features], fetched once for a loop, so that their gradient is
-        summed once, in float32."""
+        """The rows of input `index`, fetched once for a loop, so that their gradient is summed once, in float32."""
         return self._rows(in_use(self.kernel, self.name), index)
 
     def _rows(self, kernel: Matrix, index: int) -> Matrix:
-        start = sum(self.widths[:index])
-        rows = slice(start, start + self.widths[index])
+        rows = slice(sum(self.widths[:index]), sum(self.widths[: index + 1]))
         return {**kernel, "q": kernel["q"][rows]} if is_quantized(kernel) else kernel[rows]

@@ -71,8 +71,7 @@ def emit(
 ) -> tuple[DecodeState, jax.Array]:
     """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at stop id and limit.
 
-    Returns the state and the number of tokens emitted per row. A row is done after a stop id, which it emits, or at its
-    limit.
+    Returns the state and the number of tokens emitted per row. A row is done after a stop id or at its limit.
 
     Args:
         drafts: int32 [B, T], each the draft before the token at its place. Those that were not accepted follow the
@@ -125,9 +124,9 @@ def prefill(
 ) -> DecodeState:
     """Runs the prompts and emits each row's first token. The caches have `slots` ≥ P slots, the token buffer `buffer`.
 
-    Padding writes rows after a prompt's end. They are past its length, so nothing reads them before they are
-    overwritten. Only the last true row goes through the lm_head. Attention runs over P slots, whatever the size of the
-    cache: over all of 448 slots a prefill of 16 × 256 rows took 1.6 × as long.
+    Padding writes rows past a prompt's length, so nothing reads them before they are overwritten. Only the last true
+    row goes through the lm_head. Attention runs over P slots, whatever the size of the cache: over all of 448 slots a
+    prefill of 16 × 256 rows took 1.6 × as long.
 
     Args:
         earlier: both caches of texts that begin as the prompts do.
@@ -171,14 +170,15 @@ def read_prompts(
 ) -> tuple[Cache, Any, jax.Array]:
     """(target's cache, drafter's cache or (), hidden states [B, 1, D] of the last true rows), caches of P slots.
 
-    Long prompts go through in chunks of equal size, so that memory grows with the caches only. A chunk reads the slots
-    that those before it have written. The last chunk ends at P, and may repeat some rows of the one before it.
+    Long prompts go through in chunks of equal size, so that memory grows with the caches only. The last chunk ends at
+    P, and may repeat some rows of the one before it.
 
     Args:
         earlier: caches in whose slots from `offset` on the rows are written, and which are returned with them.
     """
     batch, padded = tokens.shape
-    size = chunk_size(batch, padded)
+    power_of_two = 1 << (PREFILL_TOKENS // batch).bit_length() >> 1
+    size = min(padded, max(power_of_two, SMALLEST_CHUNK))
     drafter = models.drafter
     taps = drafter.config.target_layer_ids if drafter else ()
     after = jnp.roll(tokens, -1, axis=1)  # the token after the last true row is not known yet
@@ -204,12 +204,6 @@ def read_prompts(
     if size == padded:
         return read(0, (*earlier, last))
     return jax.lax.fori_loop(0, -(-lengths.max() // size), read, (*earlier, last))
-
-
-def chunk_size(batch: int, padded: int) -> int:
-    """The number of tokens of each row that one pass of a prefill reads: a power of two, or all of them."""
-    size = 1 << (PREFILL_TOKENS // batch).bit_length() - 1 if batch <= PREFILL_TOKENS else 0
-    return min(padded, max(size, SMALLEST_CHUNK))
 
 
 def run_rounds(

@@ -30,11 +30,8 @@ def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:
 
 
 def total_variation(logits: Logits, target_logits: Logits) -> jax.Array:
-    """½ Σ_v |p - q|, float32 [...], from draft and target logits [..., V]: 1 minus the chance that a
-    draw from q is accepted.
-
-    Source: the L1 term of DSpark's loss, halved.
-    """
+    """½ Σ_v |p - q|, float32 [...], from draft and target logits [..., V]: 1 minus the chance that a draw from q is
+    accepted. Source: the L1 term of DSpark's loss, halved."""
     q, p = jax.nn.softmax(logits.astype(jnp.float32)), jax.nn.softmax(target_logits.astype(jnp.float32))
     return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
 
@@ -63,7 +60,7 @@ def dpace_weights(losses: jax.Array, label_weights: jax.Array, alpha: float) -> 
 
 
 class Labels(NamedTuple):
-    """What the blocks of a batch are trained to predict, computed once per step.
+    """What the blocks of a batch are trained to predict.
 
     ids: int32 [B, A, G].  label_weights: float32 [B, A, G], 1 where the slot has a label.  loss_weights: the same with
     the decay (`slot_weights`).
@@ -74,11 +71,15 @@ class Labels(NamedTuple):
     loss_weights: jax.Array
 
     @property
+    def of_blocks(self) -> jax.Array:
+        """bool [..., n]: whether a block has a label."""
+        return self.label_weights.max(-1) > 0
+
+    @property
     def weight(self) -> jax.Array:
         """The sum of the loss weights, float32 scalar.
 
-        By slots, whose labels are counted exactly: XLA:CPU may add up thousands of weights in one accumulator, which
-        was 4e-6 of the sum too much for 1,024 of them.
+        By slots, whose labels are counted exactly: one accumulator of XLA:CPU gave 4e-6 too much for 1,024 weights.
         """
         blocks = tuple(range(self.label_weights.ndim - 1))
         return jnp.sum(self.label_weights.sum(blocks) * self.loss_weights.max(blocks))
@@ -134,6 +135,16 @@ class Loss:
     weight: jax.Array | float = 1.0
 
     reads_target = False  # whether it compares with the target's own logits
+    mixes = True  # the losses of backbone and head, by λ
+    # {metric: (a sum, the sum that divides it)}. accept_len counts the bonus token.
+    figures = {
+        "final_loss": ("final_loss", "weight"),
+        "base_loss": ("base_loss", "weight"),
+        "accuracy": ("final_correct", "labels"),
+        "base_accuracy": ("base_correct", "labels"),
+        "accept_len": ("final_accepted", "blocks"),
+        "base_accept_len": ("base_accepted", "blocks"),
+    }
 
     @property
     def divides_by_labels(self) -> bool:
@@ -171,23 +182,25 @@ class Loss:
 
         Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
         """
-        label_weights = labels.label_weights
-        has_label = label_weights.max(-1) > 0
-        sums = {
-            "blocks": jnp.sum(has_label).astype(jnp.float32),
-            "labels": label_weights.sum(),
-            "weight": labels.weight,
+        base, final = (self.logit_sums(logits, labels) for logits in (outputs.base, outputs.final))
+        named = {f"base_{name}": value for name, value in base.items()}
+        return label_sums(labels) | named | {f"final_{name}": value for name, value in final.items()}
+
+    def logit_sums(self, logits: Logits, labels: Labels) -> Sums:
+        """What logits [n, G, V] add to the sums."""
+        losses, correct = cross_entropy(logits, labels.ids), jnp.argmax(logits, axis=-1) == labels.ids
+        lengths = accepted_lengths(correct, labels.label_weights)
+        return {
+            "loss": jnp.sum(self.weights_of(losses, labels) * losses),
+            "correct": jnp.sum(labels.label_weights * correct),
+            "accepted": jnp.sum(lengths * labels.of_blocks),
         }
-        for prefix, logits in (("base_", outputs.base), ("final_", outputs.final)):
-            losses = cross_entropy(logits, labels.ids)
-            weights = labels.loss_weights
-            if self.dpace_alpha is not None:
-                weights = weights * dpace_weights(losses, label_weights, self.dpace_alpha)
-            correct = jnp.argmax(logits, axis=-1) == labels.ids
-            sums[prefix + "loss"] = jnp.sum(weights * losses)
-            sums[prefix + "correct"] = jnp.sum(label_weights * correct)
-            sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, label_weights) * has_label)
-        return sums
+
+    def weights_of(self, losses: jax.Array, labels: Labels) -> jax.Array:
+        """The weights of slots with these losses, [n, G] both."""
+        if self.dpace_alpha is None:
+            return labels.loss_weights
+        return labels.loss_weights * dpace_weights(losses, labels.label_weights, self.dpace_alpha)
 
     def total(self, sums: Sums) -> jax.Array:
         """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""
@@ -195,19 +208,15 @@ class Loss:
         return mixed / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """The metrics of the step from the sums of all its blocks.
+        """The metrics of a step from the sums of all its blocks: the loss, λ and `figures`, of sums that there are."""
+        metrics = {"loss": self.total(sums)}
+        if self.mixes:
+            metrics["lambda_base"] = jnp.asarray(self.lambda_base, jnp.float32)
+        ratios = {name: ratio for name, ratio in self.figures.items() if ratio[0] in sums}
+        return metrics | {name: sums[key] / jnp.maximum(sums[by], EPSILON) for name, (key, by) in ratios.items()}
 
-        accept_len counts the bonus token and is a mean over blocks that have a label.
-        """
-        weight = self.weight + EPSILON
-        labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
-        return {
-            "loss": self.total(sums),
-            "final_loss": sums["final_loss"] / weight,
-            "base_loss": sums["base_loss"] / weight,
-            "accuracy": sums["final_correct"] / labels,
-            "base_accuracy": sums["base_correct"] / labels,
-            "accept_len": sums["final_accepted"] / blocks,
-            "base_accept_len": sums["base_accepted"] / blocks,
-            "lambda_base": jnp.asarray(self.lambda_base, jnp.float32),
-        }
+
+def label_sums(labels: Labels) -> Sums:
+    """How many blocks of a slice have labels, how many labels there are, and what they weigh."""
+    blocks = jnp.sum(labels.of_blocks).astype(jnp.float32)
+    return {"blocks": blocks, "labels": labels.label_weights.sum(), "weight": labels.weight}

@@ -18,17 +18,13 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
 
 
 def make_optimizer(kind: str, frozen_backbone: bool = False) -> optax.GradientTransformation:
-    """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon".
-
-    frozen_backbone: the backbone never changes, and has no moments.
-
-    Moments are float32 as the parameters.
+    """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon", which
+    orthogonalises the updates of the hidden matrices and leaves all else to optax's Nesterov AdamW.
 
     Its updates are those of learning rate 1. The training step multiplies them by the schedule at TrainState.step: an
     optimizer's own count stops at skipped steps, and the rate would then never reach the end of its schedule.
 
-    Muon orthogonalises the updates of the hidden matrices and leaves all else to optax's Nesterov AdamW with the same
-    settings.
+    frozen_backbone: the backbone never changes, and has no moments.
     """
     if kind == "muon":
         update = optax.contrib.muon(

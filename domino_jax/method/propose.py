@@ -111,26 +111,20 @@ def read_prefix(models: Pair, state: DecodeState) -> jax.Array:
 
 
 def draft_chain(models: Pair, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
-    """`propose` for EAGLE-3: its layer runs once per draft, first on the anchor, then on each draft but the last.
+    """`propose` without a backbone: the layer runs once per draft, on the anchor, then on each draft but the last.
 
     Without drafts it writes the anchor's row all the same, whose token was not known when the prompt was read.
     """
-    config = models.drafter.config
-    drafts = settings.width(config)
+    drafts = settings.width(models.drafter.config)
 
     def step(carry, index):
         rows, hidden, token = carry
-        logits, hidden, rows = models.bound.draft_step(rows, hidden, models.embed(token), state.lengths - 1 + index)
-        choices = pick_candidates(logits[:, None], 0, config.draft_tokens)
-        if reads_noise(sampling, settings.draft_sharpness):
-            here = state.lengths[:, None] + 1 + index
-            choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)
-        token = choose_drafts(choices, sampling, settings.draft_sharpness).tokens[:, 0]
+        here = state.replace(lengths=state.lengths + index)
+        logits, hidden, rows = models.bound.draft_step(rows, hidden, models.embed(token), here.lengths - 1)
+        candidates = slot_candidates(models, here, logits[:, None], 0, sampling, settings)
+        token = choose_drafts(candidates, sampling, settings.draft_sharpness).tokens[:, 0]
         return (rows, hidden, token), token
 
     start = (*state.draft_cache, state.anchors)
-    if drafts == 0:
-        (rows, _, _), _ = step(start, 0)
-        return jnp.zeros((len(state.anchors), 0), jnp.int32), (rows, state.draft_cache[1])
-    (rows, _, _), drafted = scan_drafts(step, start, jnp.arange(drafts))
-    return drafted.T, (rows, state.draft_cache[1])
+    (rows, _, _), drafted = scan_drafts(step, start, jnp.arange(max(drafts, 1)))
+    return drafted.T[:, :drafts], (rows, state.draft_cache[1])

@@ -17,8 +17,6 @@ from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.slices import cut, join
 
 GREEDY = SamplingParams()
-
-
 # Candidates of a slot, of all rows together, up to which the head's reading of all of them is computed before the
 # chain. With more of them the product takes longer than reading its matrix for every draft, by the ratio of arithmetic
 # to memory of a v5p (166) and of an H100 (295).
@@ -27,7 +25,7 @@ AHEAD = 128
 
 class Drafted(NamedTuple):
     """Drafts int32 [B, M], their places int32 [B, M] among the candidates, and log_q float32 [B, M], how likely the
-    drafter finds each of them after those before it; None where nobody asks (`choose_drafts`)."""
+    drafter finds each of them after those before it (`choose_scored_drafts`)."""
 
     tokens: jax.Array
     places: jax.Array
@@ -82,9 +80,8 @@ def roll_out(
 ) -> Drafted:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
-    What of the head does not depend on tokens is taken for all slots before the loop, and so are the candidates' rows
-    of its last matrix; the loop carries the head's state and the last token, or the head's reading of it. Draft i sees
-    the state after the anchor and drafts 1..i-1.
+    What of the head does not depend on tokens is computed for all slots before the loop, and so are the candidates'
+    rows of its last matrix. Draft i sees the state after the anchor and drafts 1..i-1.
 
     Args:
         prefix_tokens: int32 [B, 1 + extra_slots], the anchor, and the token before it where the head reads that.
@@ -94,51 +91,64 @@ def roll_out(
     """
     slots, extra = candidates.logits.shape[1], prefix_tokens.shape[1] - 1
     prefix = min(models.drafter.config.pure_draft_prefix_len, slots)
-    corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     first = choose(jax.tree.map(lambda column: column[:, :prefix], candidates))
     consumed = jnp.concatenate([prefix_tokens, first.tokens], axis=1)
     z_terms = models.head.z_terms(z)[:, : extra + slots]
+    corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     rows = None if corrected.columns is None else models.head.rows(corrected.columns)
 
     def chain(ahead: bool) -> Drafted:
-        before = read_ahead(models, consumed, corrected.tokens) if ahead else consumed
-
-        def advance(state, last, terms):
-            head = models.head
-            return head.advance(state, last, terms) if ahead else head.step(state, models.head_inputs(last), terms)
-
-        state = models.head.initial_state(z.shape[0])
-        for index in range(extra + prefix):
-            state, _ = advance(state, before[:, index], z_terms[:, index])
-
-        def correct(carry, slot):
-            state, last = carry
-            terms, choices, rows, index = slot
-            head = models.head
-            state, code = advance(state, last, terms)
-            change = head.residual(code)[:, None] if rows is None else head.residual_of(code[:, None], rows)
-            choices = jax.tree.map(lambda column: column[:, None], choices)
-            choices = choices._replace(logits=choices.logits + change)
-            drafted = jax.tree.map(lambda column: column[:, 0], choose(choices))
-            last = drafted.tokens
-            if ahead:
-                place = consumed.shape[1] + index * choices.tokens.shape[2] + drafted.places
-                last = jnp.take_along_axis(before, place[:, None, None], axis=1)[:, 0]
-            return (state, last), drafted
-
-        by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, extra + prefix :], corrected, rows))
-        return scan(correct, (state, before[:, extra + prefix]), (*by_slot, jnp.arange(slots - prefix)))[1]
+        return correct_slots(models, consumed, (z_terms, corrected, rows), choose, scan, ahead)
 
     few = rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
     rest = by_platform(chain) if few and models.head.reads_ahead else chain(False)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
 
 
-def read_ahead(models: Pair, consumed: jax.Array, candidates: jax.Array) -> jax.Array:
-    """The head's reading of consumed tokens int32 [B, n] and after them of candidates [B, m, Q], [B, n + m·Q, any].
+def correct_slots(
+    models: Pair, consumed: jax.Array, slots: tuple, choose: Callable, scan: Callable, ahead: bool
+) -> Drafted:
+    """The drafts of m slots after the consumed tokens int32 [B, n], arrays [m, B].
 
-    One product, so that its matrix is read once and not for every draft.
+    The loop carries the head's state and the last token, or with `ahead` the head's reading of it.
+
+    Args:
+        slots: terms of z [B, n - 1 + m, any]; candidates, arrays [B, m, Q]; their rows of the last matrix, or None.
+        choose, scan: of roll_out.
     """
+    (z_terms, candidates, rows), known = slots, consumed.shape[1]
+    before = read_ahead(models, consumed, candidates.tokens) if ahead else consumed
+
+    def advance(state, last, terms):
+        head = models.head
+        return head.advance(state, last, terms) if ahead else head.step(state, models.head_inputs(last), terms)
+
+    state = models.head.initial_state(len(consumed))
+    for index in range(known - 1):
+        state, _ = advance(state, before[:, index], z_terms[:, index])
+
+    def correct(carry, slot):
+        terms, choices, rows, index = slot
+        state, code = advance(*carry, terms)
+        head = models.head
+        change = head.residual(code)[:, None] if rows is None else head.residual_of(code[:, None], rows)
+        choices = jax.tree.map(lambda column: column[:, None], choices)
+        drafted = choose(choices._replace(logits=choices.logits + change))
+        drafted = jax.tree.map(lambda column: column[:, 0], drafted)
+        last = drafted.tokens
+        if ahead:
+            place = known + index * choices.tokens.shape[2] + drafted.places
+            last = jnp.take_along_axis(before, place[:, None, None], axis=1)[:, 0]
+        return (state, last), drafted
+
+    by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, known - 1 :], candidates, rows))
+    numbers = jnp.arange(candidates.logits.shape[1])
+    return scan(correct, (state, before[:, known - 1]), (*by_slot, numbers))[1]
+
+
+def read_ahead(models: Pair, consumed: jax.Array, candidates: jax.Array) -> jax.Array:
+    """The head's reading of consumed tokens int32 [B, n] and after them of candidates [B, m, Q], [B, n + m·Q, any]: one
+    product, which reads its matrix once and not for every draft."""
     tokens = jnp.concatenate([consumed, candidates.reshape(len(candidates), -1)], axis=1)
     return models.head.reading(models.head_inputs(tokens))
 
@@ -189,11 +199,8 @@ def roll_out_blocks(models: Pair, anchors: jax.Array, z: Hidden, candidates: Can
 def greedy_tokens(
     models: Pair, z: Hidden, anchors: jax.Array, unembed: Callable[[Hidden], Logits], slice_blocks: int
 ) -> jax.Array:
-    """int32 [B, A, M], the tokens before the predicting slots: the anchor, then the head's greedy draft of each slot.
-
-    For the training-time test, where the head reads its own drafts as it does when it decodes, and not the true tokens
-    (teacher forcing). Labels are the text's tokens in both cases. No gradient flows through the roll-out. Logits of
-    `slice_blocks` blocks of each row are in memory at once.
+    """int32 [B, A, M], the tokens before the predicting slots: the anchor, then the head's greedy draft of each slot,
+    through which no gradient flows. Logits of `slice_blocks` blocks of each row are in memory at once.
 
     Args:
         z: [B, A, M, D] of the predicting slots.  anchors: int32 [B, A], the anchors' tokens.

@@ -55,48 +55,35 @@ def speculative_round(
         simulate_tau: above 0, accept by `simulated_accepts` instead of by the rule: to time a shape; the text is then
             wrong.
     """
-    sampling = state.sampling or sampling
+    config, sampling = models.drafter.config, state.sampling or sampling
+    # 1) Propose a tree or a chain.
     if settings.tree:
-        return tree_round(models, state, stop_ids, sampling, settings, simulate_tau)
-    drafts, draft_cache = propose(models, state, sampling, settings)
-    tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
-    taps = models.drafter.config.target_layer_ids
-    out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=isolated)
-    positions = draft_positions(state, tokens.shape[1])
-    chosen = choose(out.logits, state.keys, positions, sampling, stop_ids=stop_ids)
-    accepted = accept_chain(tokens, chosen)
-    if simulate_tau:
-        accepted = simulated_accepts(state.rounds, simulate_tau, drafts.shape[1])
-    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids, tokens)
-    return _count_drafts(state, after, drafts.shape[1])
-
-
-def tree_round(
-    models: Pair,
-    state: DecodeState,
-    stop_ids: jax.Array,
-    sampling: Sampling,
-    settings: DraftSettings,
-    simulate_tau: float,
-) -> DecodeState:
-    """The round of a tree: the accepted path is moved to where a chain would be, and committed as a chain is."""
-    tree, draft_cache = propose_tree(models, state, sampling, settings)
-    taps = models.drafter.config.target_layer_ids
-    shape = {"depths": tree.depths, "ancestors": tree.ancestors}
-    out = verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=taps, **shape)
-    deepest = settings.width(models.drafter.config)
+        tree, draft_cache = propose_tree(models, state, sampling, settings)
+        tokens, depths, ancestors, deepest = tree.tokens, tree.depths, tree.ancestors, settings.width(config)
+    else:
+        drafts, draft_cache = propose(models, state, sampling, settings)
+        tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
+        depths, ancestors, deepest = None, None, drafts.shape[1]
+    # 2) Verify it in one pass of the target.
+    shape = {"depths": depths, "ancestors": ancestors, "isolated": isolated}
+    out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=config.target_layer_ids, **shape)
+    # 3) Accept the drafts that equal the target's choices.
     positions = draft_positions(state, deepest + 1)
-    chosen = choose(out.logits, state.keys, positions, sampling, tree.depths, stop_ids)
-    accepted, path = accept_tree(tree, chosen, deepest)
+    chosen = choose(out.logits, state.keys, positions, sampling, depths, stop_ids)
+    if settings.tree:
+        # The accepted path is moved to where a chain would be.
+        accepted, path = accept_tree(tree, chosen, deepest)
+        features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
+        out = out._replace(features=features, cache=keep_path(out.cache, state.lengths, path, tokens.shape[1]))
+        chosen = jnp.take_along_axis(chosen, path, axis=1)
+    else:
+        accepted = accept_chain(tokens, chosen)
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, deepest)
-    out = out._replace(
-        features=jnp.take_along_axis(out.features, path[:, :, None], axis=1),
-        cache=keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
-    )
-    emitted = jnp.take_along_axis(chosen, path, axis=1)
-    after = commit(models, state, out, draft_cache, emitted, accepted, stop_ids)
-    return _count_drafts(state, after, tree.tokens.shape[1] - 1)
+    # 4) Commit them.
+    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids, None if settings.tree else tokens)
+    # Rows that were finished before have drafted nothing.
+    return after.replace(drafted=state.drafted + (tokens.shape[1] - 1) * (after.rounds - state.rounds))
 
 
 def commit(
@@ -121,11 +108,6 @@ def commit(
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)
     return record_round(state.replace(lengths=state.lengths + emitted), emitted)
-
-
-def _count_drafts(before: DecodeState, after: DecodeState, drafts: int) -> DecodeState:
-    """The state after a round of `drafts` drafts for every row; rows that were finished before have none."""
-    return after.replace(drafted=before.drafted + drafts * (after.rounds - before.rounds))
 
 
 def simulated_accepts(rounds: jax.Array, tau: float, drafts: int) -> jax.Array:

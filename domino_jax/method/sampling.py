@@ -35,9 +35,9 @@ class RowSampling:
         cls, rows: Sequence[SamplingParams], kind: SamplingKind | None = None, first_stop: np.ndarray | None = None
     ) -> "RowSampling":
         """One row for each of `rows`; kind: of all params that the program has to serve, of `rows` when None."""
-        columns = [np.array(column) for column in zip(*(row.columns() for row in rows), strict=True)]
         dtypes = (np.float32, np.int32, np.float32, np.float32)
-        columns = [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+        columns = zip(*(row.columns() for row in rows), strict=True)
+        columns = [np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
         first_stop = np.zeros(len(rows), np.int32) if first_stop is None else first_stop
         return cls(*columns, first_stop, kind=kind or SamplingKind.of(rows))
 
@@ -52,8 +52,7 @@ CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first;
 def request_keys(seeds: int | jax.Array, requests: jax.Array) -> jax.Array:
     """One key per request id int32 [B]: fold_in(key(seed), request); threefry, whose values vmap does not change.
 
-    Args:
-        seeds: one for all, or one for each row, int32 [B].
+    seeds: one for all, or one for each row, int32 [B].
     """
     seeds = jnp.broadcast_to(jnp.asarray(seeds, jnp.int32), requests.shape)
 
@@ -75,9 +74,8 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocab: int) -> jax.Arr
 def process_logits(logits: Logits, params: Sampling) -> Logits:
     """log p up to a constant, -inf outside top-k, top-p or min-p; logits [B, T, V]. Greedy leaves them as they are.
 
-    A token tied with the last one inside an edge is inside. Nothing sorts the vocabulary: top-p works on the top-k
-    pool, or finds its threshold by bisection when top-k is off (a sort of 17 × 151,936 values takes 619 ms on 2
-    cores).
+    A token tied with the last one inside an edge is inside. Nothing sorts the vocabulary (17 × 151,936 values take
+    619 ms on 2 cores): top-p works on the top-k pool, or finds its threshold by bisection when top-k is off.
     """
     logits = logits.astype(jnp.float32)
     kind = params.kind
@@ -87,7 +85,6 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
     temperature, top_k, top_p, min_p = params.columns()
     # A greedy row among others divides by 1; its result is discarded below.
     divisor = jnp.where(temperature > 0, temperature, 1.0)
-    pool = None
     if kind.pool:  # before the division, which keeps the order but may round two values into a tie
         pool, last = _top_k(logits, kind.pool, top_k)
         logits = jnp.where(logits >= last, logits, -jnp.inf)
@@ -116,8 +113,7 @@ def _top_k(logits: Logits, pool: int, top_k: int | jax.Array) -> tuple[jax.Array
 def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """jax.lax.top_k of values [..., V], without sorting a vocabulary, as compilers for TPUs and GPUs would.
 
-    The `count` chunks with the largest maxima hold them all: a value elsewhere is less than each of these, or equal and
-    later.
+    The `count` chunks with the largest maxima hold them all: a value elsewhere is less, or equal and later.
     """
     chunks = -(-values.shape[-1] // CHUNK)
     if chunks <= 2 * count:
@@ -193,8 +189,7 @@ def choose(
 def reads_noise(params: Sampling, sharpness: float) -> bool:
     """Whether a draft of this draft_sharpness depends on the noise.
 
-    An infinite one, like temperature 0, gives the argmax of the logits as they are: temperature, top-k, top-p and min-p
-    never change which token is the likeliest, so none of them is computed.
+    An infinite one gives the argmax of the logits, which temperature, top-k, top-p and min-p never change.
     """
     return not (params.kind.greedy or math.isinf(sharpness))
 
@@ -202,10 +197,7 @@ def reads_noise(params: Sampling, sharpness: float) -> bool:
 def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharpness: float = 1.0) -> jax.Array:
     """The place of the best of Q logits [B, T, Q] by sharpness · log p + g, the first on ties: int32 [B, T].
 
-    sharpness is 1 for the target, and draft_sharpness for a draft.
-
-    Args:
-        noise: g, float32 [B, T, Q]; None where the choice reads none (`reads_noise`).
+    noise: g, float32 [B, T, Q]; None where the choice reads none.  sharpness: draft_sharpness for a draft.
     """
     return _best(choice_values(logits, noise, params, sharpness))
 

@@ -181,31 +181,29 @@ class DraftSettings:
         """A draft vocabulary that this drafter cannot have."""
         size, vocab, least = self.draft_vocab, config.vocab_size, config.only_candidates
         counted = f"but an {config.title} drafter has a draft vocabulary already; set it to 0"
+        few = f"but the drafter's head chooses among {least} tokens; raise it, or set it to 0"
         return first_problem(
             self,
             ("draft_vocab", not size or config.has_backbone, counted),
             ("draft_vocab", size <= vocab, f"but the target has {vocab} tokens; lower it, or set it to 0"),
-            (
-                "draft_vocab",
-                not size or size >= least,
-                f"but the drafter's head chooses among {least} tokens; raise it, or set it to 0",
-            ),
+            ("draft_vocab", not size or size >= least, few),
         )
 
     def drafter_problem(self, config: "DrafterConfig") -> Problem | None:
         """A window, a number of drafts or a tree that this drafter does not have."""
-        tree, most, size, window = self.tree, config.most_drafts, config.block_size, self.draft_window
-        if window and not config.has_backbone:
-            change = "but this drafter has no backbone that reads the text; set it to 0"
-            return Problem("draft_window", window, change)
-        if 0 < window < size:
-            change = f"but this drafter's block has {size} slots; give at least that, or 0 for no window"
-            return Problem("draft_window", window, change)
-        for name, drafts in (("num_drafts", self.num_drafts), ("tree.depth", tree and tree.depth)):
-            if (drafts or 0) > most:
-                return Problem(name, drafts, f"but this drafter makes at most {most} drafts; lower it, or set 0")
-        depth = self.width(config)
-        if tree and tree.nodes > depth * tree.lanes + 1:
-            whole = f"{tree.lanes} lanes of {depth} drafts and the anchor are {depth * tree.lanes + 1}"
-            return Problem("tree.nodes", tree.nodes, f"but {whole}; lower it or raise tree.lanes")
-        return None
+        tree, size, most, depth = self.tree, config.block_size, config.most_drafts, self.width(config)
+        blind = "but this drafter has no backbone that reads the text; set it to 0"
+        narrow = f"but this drafter's block has {size} slots; give at least that, or 0 for no window"
+        fewer = f"but this drafter makes at most {most} drafts; lower it, or set 0"
+        problem = first_problem(
+            self,
+            ("draft_window", not self.draft_window or config.has_backbone, blind),
+            ("draft_window", not 0 < self.draft_window < size, narrow),
+            ("num_drafts", (self.num_drafts or 0) <= most, fewer),
+        )
+        if problem or not tree:
+            return problem
+        largest = depth * tree.lanes + 1
+        lanes = f"but {tree.lanes} lanes of {depth} drafts and the anchor are {largest}; lower it or raise tree.lanes"
+        rules = ("depth", tree.depth <= most, fewer), ("nodes", tree.nodes <= largest, lanes)
+        return first_problem(tree, *rules, section="tree.")

@@ -1,9 +1,7 @@
 """A draft that is a tree: the likeliest continuations under the head, several at each depth, verified in one pass.
 
-The head gives a distribution over the next token along any path, so the drafter that writes a chain can write a tree at
-nearly the cost of the chain: the backbone runs once, and the head follows several paths (lanes) at a time over a few
-candidates per depth instead of the vocabulary. A chain is the tree of one lane. Without a head every path has the same
-distribution at a depth, the backbone's, and a tree ranks products of these.
+The backbone runs once, and the head follows several paths (lanes) at a time over a few candidates per depth. A chain is
+the tree of one lane. Without a head every path has the same distribution at a depth, the backbone's.
 
 Letters: B rows, M depths, W lanes, Q candidates per depth, V vocabulary, E rank of the head, T nodes, the root (the
 anchor) included. A ledger holds all M·W nodes that lanes passed through; a tree keeps T-1 of them.
@@ -64,7 +62,7 @@ def roll_out_lanes(
 
 
 def _divisor(sampling: Sampling) -> jax.Array:
-    """The divisor of the drafter's logits: the request's temperature, 1 where that is 0."""
+    """The request's temperature, 1 where that is 0."""
     temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
     return jnp.where(temperature > 0, temperature, 1.0)
 
@@ -160,8 +158,7 @@ def edge_scores(
 def keep_best(anchors: jax.Array, ledger: Ledger, lanes: int, nodes: int, beta: float) -> Tree:
     """The anchor and the nodes - 1 best of the ledger by score + beta · depth, in the ledger's order.
 
-    Neither term rises along a path, and ties go to the earlier node, so a node's parent is kept with it; except where a
-    place has no path at all.
+    Neither term rises along a path, and ties go to the earlier node, so a node's parent is kept with it.
     """
     size = ledger.tokens.shape[1]
     depths = jnp.arange(size) // lanes + 1
@@ -172,9 +169,7 @@ def keep_best(anchors: jax.Array, ledger: Ledger, lanes: int, nodes: int, beta: 
     member = (chosen[:, :, None] == jnp.arange(size)).any(axis=1)
     numbers = jnp.cumsum(member, axis=1)  # of the ledger's nodes in the tree, from 1
     parents = jnp.take_along_axis(ledger.parents, chosen, axis=1)
-    of_ledger = jnp.maximum(parents, 0)
-    filled &= (parents == ROOT) | jnp.take_along_axis(member, of_ledger, axis=1)
-    parents = jnp.where(parents == ROOT, 0, jnp.take_along_axis(numbers, of_ledger, axis=1))
+    parents = jnp.where(parents == ROOT, 0, jnp.take_along_axis(numbers, jnp.maximum(parents, 0), axis=1))
     drafts = jnp.where(filled, jnp.take_along_axis(ledger.tokens, chosen, axis=1), anchors[:, None])
 
     def with_root(column: jax.Array) -> jax.Array:
@@ -182,8 +177,7 @@ def keep_best(anchors: jax.Array, ledger: Ledger, lanes: int, nodes: int, beta: 
 
     parents = with_root(parents)
     tokens = jnp.concatenate([anchors[:, None], drafts], axis=1)
-    deepest = size // lanes
-    return Tree(tokens, with_root(depths[chosen]), parents, ancestor_table(parents, deepest))
+    return Tree(tokens, with_root(depths[chosen]), parents, ancestor_table(parents, size // lanes))
 
 
 def ancestor_table(parents: jax.Array, deepest: int) -> jax.Array:

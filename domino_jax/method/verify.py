@@ -50,8 +50,8 @@ def verify(
     """One pass over block tokens int32 [B, T], row 0 the anchor.
 
     Args:
-        depths: int32 [B, T] or [T], distance from the anchor; 0..T-1 (a chain) when absent.
-        ancestors: bool [B, T, T] or [T, T], ancestors[i, j] when j is i or above it; the lower triangle when absent.
+        depths: int32 [B, T], distance from the anchor; 0..T-1 (a chain) when absent.
+        ancestors: bool [B, T, T], as of Tree; the lower triangle when absent.
         isolated: keep the compiler from fusing the pass with the code around it, so that two programs with a pass of
             this shape round alike, to the last bit (fixed-shape parity).
     """
@@ -77,7 +77,7 @@ def accept_chain(tokens: jax.Array, chosen: jax.Array) -> jax.Array:
     """Accepted drafts per row, int32 [B]: the leading run with draft i+1 equal to the target's choice after row i.
 
     tokens int32 [B, T] = [anchor, drafts]; chosen int32 [B, T] = the target's choice after each row. The round emits
-    chosen[:, :accepted+1]: the accepted drafts, which equal the choices before them, and the choice after the last one.
+    chosen[:, :accepted+1]: the accepted drafts and the choice after the last one.
     """
     matches = (tokens[:, 1:] == chosen[:, :-1]).astype(jnp.int32)
     return jnp.cumprod(matches, axis=1).sum(axis=1)

@@ -41,6 +41,10 @@ class DecoderConfig:
     # Not in the repr, by the other fields of which identities know a target (weights/identity.py).
     qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
+    def layer_fields(self) -> dict[str, Any]:
+        """The fields of this class alone."""
+        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(DecoderConfig)}
+
 
 SILU = ("silu", "swish")  # transformers knows it by both names
 # What transformers' Qwen3 and Llama read besides the fields, and the values that change nothing. A missing key and null

@@ -24,7 +24,7 @@ from domino_jax.models.decoder_layer import DecoderLayer
 from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_rows
 from domino_jax.models.moe import ExpertConfig, read_expert_config
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
-from domino_jax.models.sharding import constrain, gather
+from domino_jax.models.sharding import constrain_rows, gather
 from domino_jax.runtime.errors import DataError, quote
 
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
@@ -88,10 +88,7 @@ class Qwen3(nn.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [...] → embedding rows [..., D]."""
-        rows = self.embed_tokens(tokens)
-        # In two steps on a mesh: each device looks up its share of the width, then one exchange gives it whole rows.
-        rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
-        return constrain(rows, "batch")
+        return constrain_rows(self.embed_tokens(tokens))
 
     def with_gathered_head(self, params: dict) -> dict:
         """The parameters with the vocabulary matrix in the layout of `unembed`, so that many calls gather it once."""

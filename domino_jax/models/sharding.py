@@ -189,6 +189,12 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, fitted(x, *axes))
 
 
+def constrain_rows(rows: jax.Array) -> jax.Array:
+    """Rows [..., D] that are looked up in a table: each device takes its share of the width, then one exchange gives it
+    whole rows."""
+    return constrain(constrain(rows, "groups", *[None] * (rows.ndim - 2), "width"), "batch")
+
+
 def fitted(x: jax.Array, *axes: str | None) -> PartitionSpec:
     """How `constrain` lays out x on the current mesh."""
     return _fitting(_mesh_shape(), axes, x.shape)

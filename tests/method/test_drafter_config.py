@@ -1,10 +1,15 @@
 """A drafter's config.json: both places of every key, what is never guessed, and what would change the computation."""
 
+import json
+
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafters import parse_config
 from domino_jax.runtime.errors import DataError
+from domino_jax.weights.drafter import stored_head
 from tests.helpers.public_drafter import PUBLIC_8B
 
 
@@ -36,16 +41,9 @@ def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key, value, plac
     assert getattr(config, {"projector_type": "head"}.get(key, key)) == value
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_theta": 5e5},
-        {"rope_theta": "absent", "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
-        {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}},
-    ],
-)
-def test_rope_theta_is_read_in_either_place(rope):
-    assert read(**rope).rope_theta == 5e5
+def test_rope_theta_is_read_in_either_place():
+    for rope in ({"rope_theta": 5e5}, {"rope_theta": "absent", "rope_parameters": {"rope_theta": 5e5}}):
+        assert read(**rope).rope_theta == 5e5
 
 
 @pytest.mark.parametrize(
@@ -95,11 +93,8 @@ def test_a_missing_impossible_or_unknown_meaning_is_refused_by_name(top, nested,
     assert len(str(error.value).splitlines()) <= 5
 
 
-def test_causal_v5_is_the_old_name_of_domino():
+def test_causal_v5_is_the_old_name_of_domino_and_a_missing_gru_width_is_the_rank():
     assert read({"projector_type": "causal_v5"}) == read()
-
-
-def test_a_missing_gru_width_is_the_rank():
     assert read({"gru_hidden_dim": "absent"}).gru_hidden_dim == 256
 
 
@@ -138,18 +133,90 @@ def test_what_states_the_default_in_another_word_is_read(top, nested):
     assert read(nested, **top) == read()
 
 
+def test_speculators_and_vllms_windows_may_be_stated_twice_but_not_differ():
+    assert read({"use_swa": True, "swa_window_size": 2048}, **SLIDING) == read(**SLIDING)
+    with pytest.raises(DataError):
+        read({"swa_window_size": 1024}, **SLIDING)
+
+
+# --------------------------------------------------------------------------------------------------- Markov heads
+
+MARKOV = {
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+IDS = {name: PUBLIC_8B["dflash_config"][name] for name in ("mask_token_id", "target_layer_ids")}
+BACKBONE = {key: value for key, value in PUBLIC_8B.items() if key != "dflash_config"}
+DSPARK = {**BACKBONE, "architectures": ["DSparkDraftModel"], "block_size": 7}
+NESTED = {**IDS, "projector_type": "dspark", "attention_mode": "gqa", **MARKOV, "confidence_head_alpha": 1.0}
+
+
+def read_markov(nested: dict | None = None, **top) -> DrafterConfig:
+    """SpecForge's layout with other keys at the top level and in dflash_config; None removes one."""
+    nested = {key: value for key, value in {**NESTED, **(nested or {})}.items() if value is not None}
+    return parse_config({**DSPARK, **top, "dflash_config": nested})
+
+
+def markov_of(config: DrafterConfig) -> dict:
+    return {name: getattr(config, name) for name in MARKOV}
+
+
+@pytest.mark.parametrize("place", ["top", "nested", "both"])
+def test_markov_keys_are_read_in_either_place_and_in_deepspecs_flat_files(place):
+    nested, top = ({**MARKOV} if place in (here, "both") else dict.fromkeys(MARKOV) for here in ("nested", "top"))
+    flat = parse_config({**BACKBONE, "architectures": ["Qwen3DSparkModel"], "block_size": 7, **IDS, **MARKOV})
+    for config in (read_markov(nested, **top), flat):
+        assert (config.head, config.shift_label, config.num_drafts, config.suffix_start) == ("markov", True, 7, 0)
+        assert markov_of(config) == MARKOV and not config.reads_embeddings
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_both_places_of_markov_keys_are_written_and_read_back(kind):
+    raw = read_markov({"markov_head_type": kind, "confidence_head_with_markov": False}).to_dict()
+    for place in (raw, raw["dflash_config"]):
+        assert (place["markov_head_type"], place["markov_rank"], place["projector_type"]) == (kind, 256, "dspark")
+        assert (place["attention_mode"], place["confidence_head_alpha"]) == ("gqa", 1.0)
+        assert "shift_label" not in place and "sample_from_anchor" not in place
+    assert raw["architectures"] == ["DSparkDraftModel"]
+    assert parse_config(raw).to_dict() == raw
+
+
+def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
+    for weight, there in ((1.0, True), (0.0, False), (None, False)):
+        config = read_markov({"enable_confidence_head": None, "confidence_head_alpha": weight})
+        assert config.enable_confidence_head is there and config.confidence_head_with_markov is there
+
+
+def test_rank_zero_is_plain_shifted_dflash(tmp_path):
+    nested = {**NESTED, "markov_rank": 0, "enable_confidence_head": False}
+    config = read_markov(nested)
+    assert (config.head, config.shift_label) == ("none", True)
+    (tmp_path / "config.json").write_text(json.dumps({**DSPARK, "dflash_config": nested}))
+    save_file({"norm.weight": np.ones(4)}, tmp_path / "model.safetensors")
+    assert stored_head(tmp_path) == "none"
+    with pytest.raises(DataError, match="pure_draft_prefix_len 1"):
+        read_markov({**nested, "pure_draft_prefix_len": 1})
+
+
 @pytest.mark.parametrize(
-    ("top", "nested"),
+    ("nested", "top", "named"),
     [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
-        ({"hidden_act": "gelu"}, {}),
-        (SLIDING, {"swa_window_size": 1024}),
+        ({}, {"markov_rank": 128}, "markov_rank = 128 at top level and 256"),
+        ({"markov_rank": None}, {}, "lacks markov_rank"),
+        ({"markov_rank": 2.5}, {}, "markov_rank 2.5"),
+        ({"markov_head_type": "lstm"}, {}, "markov_head_type 'lstm'; expected one of vanilla, gated, rnn"),
+        ({"shift_label": False}, {}, "shift_label False"),
+        ({}, {"sample_from_anchor": False}, "sample_from_anchor False"),
+        ({"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len 1"),
+        ({"projector_type": "domino"}, {}, "projector_type 'domino' and architectures"),
+        ({"enable_confidence_head": "yes"}, {}, "enable_confidence_head = 'yes'"),
+        ({"enable_confidence_head": None, "confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),
+        ({"selector_rank": 8}, {}, "selector_rank 8"),
     ],
 )
-def test_what_computes_something_else_is_refused(top, nested):
-    with pytest.raises(DataError):
-        read(nested, **top)
-
-
-def test_speculators_and_vllms_windows_may_be_stated_twice():
-    assert read({"use_swa": True, "swa_window_size": 2048}, **SLIDING) == read(**SLIDING)
+def test_a_contradiction_or_a_missing_markov_key_is_refused_by_name(nested, top, named):
+    with pytest.raises(DataError, match=named) as error:
+        read_markov(nested, **top)
+    assert len(str(error.value).splitlines()) <= 5

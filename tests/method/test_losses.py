@@ -1,4 +1,4 @@
-"""The dual loss: values, masks, additivity, slices."""
+"""The dual loss: accepted lengths, masks, D-PACE weights. Values, gradients, slices: tests/decoding/test_golden.py."""
 
 import dataclasses
 import functools
@@ -10,7 +10,6 @@ import pytest
 
 from domino_jax.method import losses
 from domino_jax.method.losses import Loss, accepted_lengths, cross_entropy, dpace_weights
-from domino_jax.method.sliced_loss import SlicedForward, sliced_loss
 from tests.helpers.models import tiny_drafter, tiny_target
 
 
@@ -30,14 +29,6 @@ def dual_loss(sums, share):
 
 
 SHIFTED = tiny_drafter(tiny_target().config, True).config  # blocks of 4
-UNSHIFTED = tiny_drafter(tiny_target().config, False).config
-METRICS = ("loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len")
-
-
-def accepted(correct, weights):
-    """Both as texts of 0 and 1."""
-    correct, weights = (jnp.array([cell == "1" for cell in text]) for text in (correct, weights))
-    return float(accepted_lengths(correct, weights.astype(jnp.float32)))
 
 
 @pytest.mark.parametrize(
@@ -54,17 +45,8 @@ def accepted(correct, weights):
     ],
 )
 def test_accept_len(correct, weights, expected):
-    assert accepted(correct, weights) == expected
-
-
-def uniform_blocks(labels, weights, config=SHIFTED, gamma=None, right=()):
-    """Sums of blocks over 4 tokens: final logits 2·ln 3 on token 0 in slots `right`, else flat; base logits flat."""
-    labels, weights = jnp.array(labels), jnp.array(weights, jnp.float32)
-    base = np.zeros((*labels.shape, 4), np.float32)
-    final = base.copy()
-    for block, slot in right:
-        final[block, slot, 0] = 2 * np.log(3.0)
-    return block_sums(base, final, labels, weights, config, Loss(gamma=gamma))
+    correct, weights = (jnp.array([cell == "1" for cell in text]) for text in (correct, weights))
+    assert float(accepted_lengths(correct, weights.astype(jnp.float32))) == expected
 
 
 def test_the_weight_of_many_blocks_is_as_exact_as_float32_is():
@@ -76,7 +58,9 @@ def test_the_weight_of_many_blocks_is_as_exact_as_float32_is():
 
 
 def test_a_batch_without_any_label_has_loss_zero_and_no_nan():
-    loss, metrics = dual_loss(uniform_blocks([[0, 1, 2, 3]], [[0, 0, 0, 0]]), jnp.float32(0.5))
+    logits = jnp.zeros((1, 4, 9))
+    sums = block_sums(logits, logits, jnp.array([[0, 1, 2, 3]]), jnp.zeros((1, 4)), SHIFTED, Loss())
+    loss, metrics = dual_loss(sums, jnp.float32(0.5))
     assert float(loss) == 0.0
     assert all(np.isfinite(float(value)) for value in metrics.values())
 
@@ -131,67 +115,3 @@ def test_dpace_replaces_the_decay_and_divides_by_the_labels():
         sums = block_sums(logits, logits, labels, weights, SHIFTED, Loss(gamma=gamma, dpace_alpha=0.5))
         np.testing.assert_allclose(sums["final_loss"], expected, rtol=1e-5)
         assert float(sums["weight"]) == 4.0
-
-
-# Two rows of seven blocks of hidden states through one matrix: sliced against whole.
-RNG = np.random.default_rng(1)
-HIDDEN = jnp.asarray(RNG.standard_normal((2, 7, 4, 6)), jnp.float32)
-LABELS = jnp.asarray(RNG.integers(0, 9, (2, 7, 4)))
-WEIGHTS = jnp.asarray(RNG.random((2, 7, 4)) < 0.7, jnp.float32).at[0, 3].set(0.0)
-MATRIX = jnp.asarray(RNG.standard_normal((6, 9)), jnp.float32)
-CHOICES = {
-    "decay": Loss(gamma=4.0),
-    "dpace": Loss(dpace_alpha=0.4),
-}
-
-
-SHARE = 0.35  # λ
-
-
-def toy_outputs(matrix, rows, states):
-    base = rows @ matrix
-    return losses.Outputs(base, base + jnp.tanh(base), jnp.sin(states))
-
-
-def whole_loss(loss):
-    """(matrix, hidden rows) → (loss, metrics) in one piece."""
-
-    def loss_of(matrix, hidden):
-        outputs = toy_outputs(matrix, hidden, HIDDEN @ MATRIX)
-        base, final = (x.reshape(-1, *x.shape[2:]) for x in outputs[:2])
-        labels, weights = (x.reshape(-1, x.shape[-1]) for x in (LABELS, WEIGHTS))
-        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, loss), SHARE)
-
-    return loss_of
-
-
-def loss_in_slices(loss):
-    """The same by sliced_loss."""
-    labels = labelled(LABELS, WEIGHTS, SHIFTED, loss)
-    loss = loss.at(SHARE, labels)
-
-    def loss_of(matrix, hidden):
-        value, sums = sliced_loss(SlicedForward(toy_outputs, matrix, (hidden,), HIDDEN @ MATRIX), labels, loss)
-        return value, loss.metrics(sums)
-
-    return loss_of
-
-
-@functools.lru_cache
-def measured(make, loss):
-    """(loss, metrics), gradients by matrix and hidden rows."""
-    run = jax.jit(jax.value_and_grad(make(loss), argnums=(0, 1), has_aux=True))
-    return jax.device_get(run(MATRIX, HIDDEN))
-
-
-@pytest.mark.parametrize("size", [1, 3, 6, 1000])
-@pytest.mark.parametrize("kind", CHOICES)
-def test_slices_agree_with_the_whole_in_loss_metrics_and_gradients(kind, size):
-    (loss, metrics), gradients = measured(loss_in_slices, dataclasses.replace(CHOICES[kind], slice_blocks=size))
-    (whole, whole_metrics), whole_gradients = measured(whole_loss, CHOICES[kind])
-    np.testing.assert_allclose(loss, whole, rtol=1e-6)
-    for name in METRICS:
-        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, err_msg=name)
-    for ours, expected in zip(gradients, whole_gradients, strict=True):
-        np.testing.assert_allclose(ours, expected, atol=1e-6)
-    assert abs(whole_gradients[0]).max() > 1e-3

@@ -17,15 +17,7 @@ from domino_jax.method.config import CONVOLUTION, TRANSFORMS, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Speculators
-from domino_jax.method.losses import (
-    EPSILON,
-    Labels,
-    Loss,
-    Outputs,
-    accepted_lengths,
-    cross_entropy,
-    dpace_weights,
-)
+from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, label_sums
 from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.method.sliced_loss import SlicedForward, Sums
@@ -85,6 +77,17 @@ class SelectorLoss(Loss):
     contiguous: bool = False
     alpha: float = 1.0
 
+    mixes = False
+    # The first two are of slots whose label is a candidate, the third is their share. The accept lengths are of the
+    # path that decoding would draft and of a selector that always finds the label; both end at a slot without a label.
+    figures = Loss.figures | {
+        "selector_loss": ("selector_loss", "covered_weight"),
+        "selector_accuracy": ("selector_correct", "covered_weight"),
+        "selector_coverage": ("covered", "labels"),
+        "serving_accept_len": ("served", "blocks"),
+        "oracle_accept_len": ("served_by_oracle", "blocks"),
+    }
+
     def forward(
         self, default: SlicedForward, models: Pair, base_logits: Any, labels: Labels, previous_tokens: jax.Array
     ) -> SlicedForward:
@@ -107,55 +110,28 @@ class SelectorLoss(Loss):
         return default._replace(outputs_of=outputs_of, states=states)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        """As Loss.block_sums, of base logits [n, M, V] and choices [n, M, ...]. D-PACE weights of both terms follow from
-        the losses of the base logits."""
+        """As Loss.block_sums, of base logits [n, M, V] and choices [n, M, ...]. Both terms have the D-PACE weights of
+        the base logits' losses."""
         base, choices = outputs.base, outputs.extra
-        first = labels.ids.shape[1] - base.shape[1]
-        ids, label_weights, weights = (x[:, first:] for x in labels)
-        base_losses = cross_entropy(base, ids)
-        if self.dpace_alpha is not None:
-            weights = weights * dpace_weights(base_losses, label_weights, self.dpace_alpha)
-        supervised, has_label = label_weights > 0, label_weights.max(-1) > 0
+        labels = Labels(*(x[:, labels.ids.shape[1] - base.shape[1] :] for x in labels))
+        ids, supervised = labels.ids, labels.label_weights > 0
         is_label = choices.tokens == ids[..., None]
         losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
         right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
-        covered_weights = weights * choices.covered
-        base_right = jnp.argmax(base, axis=-1) == ids
+        weights = self.weights_of(cross_entropy(base, ids), labels) * choices.covered
         return {
-            "blocks": jnp.sum(has_label).astype(jnp.float32),
-            "labels": label_weights.sum(),
-            "weight": labels.weight,
-            "base_loss": jnp.sum(weights * base_losses),
-            "base_correct": jnp.sum(label_weights * base_right),
-            "base_accepted": jnp.sum(accepted_lengths(base_right, label_weights) * has_label),
-            "selector_loss": jnp.sum(covered_weights * losses),
-            "selector_correct": jnp.sum(covered_weights * right),
-            "covered_weight": covered_weights.sum(),
-            "covered": jnp.sum(label_weights * choices.covered),
-            "served": jnp.sum(leading_run(supervised & (choices.path == ids)) * has_label),
-            "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * has_label),
+            **label_sums(labels),
+            **{f"base_{name}": value for name, value in self.logit_sums(base, labels).items()},
+            "selector_loss": jnp.sum(weights * losses),
+            "selector_correct": jnp.sum(weights * right),
+            "covered_weight": weights.sum(),
+            "covered": jnp.sum(labels.label_weights * choices.covered),
+            "served": jnp.sum(leading_run(supervised & (choices.path == ids)) * labels.of_blocks),
+            "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * labels.of_blocks),
         }
 
     def total(self, sums: Sums) -> jax.Array:
         return (sums["base_loss"] + self.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
-
-    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """Those of Domino for the backbone's logits. "selector_loss" and "selector_accuracy" are of slots whose label is
-        a candidate, and "selector_coverage" is their share. "serving_accept_len" is of the path that decoding would
-        draft, "oracle_accept_len" of a selector that always finds the label; both end at a slot without a label."""
-        labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
-        covered_weight = sums["covered_weight"] + EPSILON
-        return {
-            "loss": self.total(sums),
-            "base_loss": sums["base_loss"] / (sums["weight"] + EPSILON),
-            "base_accuracy": sums["base_correct"] / labels,
-            "base_accept_len": sums["base_accepted"] / blocks,
-            "selector_loss": sums["selector_loss"] / covered_weight,
-            "selector_accuracy": sums["selector_correct"] / covered_weight,
-            "selector_coverage": sums["covered"] / labels,
-            "serving_accept_len": sums["served"] / blocks,
-            "oracle_accept_len": sums["served_by_oracle"] / blocks,
-        }
 
 
 def leading_run(right: jax.Array) -> jax.Array:

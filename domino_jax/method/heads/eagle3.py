@@ -13,6 +13,7 @@ from domino_jax.method.head import HeadConfig, Servers
 from domino_jax.method.heads.eagle3_loss import Eagle3Loss
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.models.decoder_config import (
+    LIMITS,
     DecoderConfig,
     read_decoder_fields,
     read_switch,
@@ -27,12 +28,9 @@ EAGLE3 = "eagle3"
 # The default and the largest length of a chain; the default is the public number of training passes.
 CHAIN, LONGEST_CHAIN = 7, 64
 FUSED_LAYERS = 3  # layers of the target whose outputs are fused
-LAYER, VLLM_LAYER = "midlayer.", "layers.0."
 OFFSETS, MEMBERS = VOCABULARY = ("d2t", "t2d")
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-LARGEST_LAYERS = 1_024
-COUNTING = f"eagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
 # SafeAILab's folders name the class of a target.
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
@@ -102,14 +100,13 @@ class Eagle3Config(HeadConfig, DecoderConfig):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        """True for the keys, or the tensors, of an EAGLE-3 drafter."""
         stated = "Eagle3" in str(raw.get("architectures")) or raw.get("speculators_model_type") == EAGLE3
         layers = any(name.startswith(("midlayer.", "layers.0.hidden_norm.")) for name in tensors)
         return stated or "eagle_config" in raw or (LAYER_IDS in raw and "dflash_config" not in raw) or layers
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Qwen3Config | None = None) -> "Eagle3Config":
-        """Reads a parsed config.json, without the draft vocabulary, which is in d2t; raises DataError for a wrong key.
+        """As HeadConfig.from_dict, without the draft vocabulary, which is in d2t.
 
         target: for a file without layer ids; None: such a file is refused.
         """
@@ -155,25 +152,15 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         Args:
             draft_vocab_size: None for all tokens.  target_layer_ids: None for the public rule.
         """
-        ids = tuple(target_layer_ids) if target_layer_ids else default_layer_ids(target.num_hidden_layers)
+        ids = tuple(target_layer_ids or default_layer_ids(target.num_hidden_layers))
         _check_ids(ids, target.num_hidden_layers)
-        shared = dataclasses.asdict(target)
-        del shared["tie_word_embeddings"], shared["experts"]
-        shared["intermediate_size"] = intermediate_size or target.intermediate_size
+        shapes = target.layer_fields() | {"num_hidden_layers": 1, "attention_bias": False, "qk_norm": False}
+        shapes["intermediate_size"] = intermediate_size or target.intermediate_size
         size = min(draft_vocab_size or target.vocab_size, target.vocab_size)
-        config = cls(
-            **{**shared, "num_hidden_layers": 1, "attention_bias": False, "qk_norm": False},
-            target_layer_ids=ids,
-            draft_vocab_size=size,
-        )
-        return config.with_draft_tokens(range(size))
+        return cls(**shapes, target_layer_ids=ids, draft_vocab_size=size).with_draft_tokens(range(size))
 
     def with_draft_tokens(self, tokens: Sequence[int]) -> "Eagle3Config":
-        """The config with these tokens of the target as its draft vocabulary.
-
-        Raises:
-            DataError: they do not fit draft_vocab_size or the target's vocabulary.
-        """
+        """The config with this draft vocabulary; a DataError if it does not fit draft_vocab_size or the target's."""
         ids, count, vocab = np.asarray(tokens, np.int64), self.draft_vocab_size, self.vocab_size
         if len(ids) != count or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= vocab:
             raise DataError(
@@ -181,11 +168,9 @@ class Eagle3Config(HeadConfig, DecoderConfig):
                 f" vocab_size {vocab}, and it is {len(ids)} tokens from {ids.min()} to {ids.max()}. d2t holds offsets:"
                 " draft token i is the target's token i + d2t[i]."
             )
-        whole = self.draft_vocab_size == self.vocab_size
-        return self if whole else self.with_vocabulary(ids)
+        return self if count == vocab else self.with_vocabulary(ids)
 
     def to_dict(self) -> dict[str, Any]:
-        """The public config.json; what it lacks, the draft vocabulary, is stored as tensors."""
         window = {"layer_types": ["sliding_attention"], "sliding_window": self.sliding_window}
         return {
             "architectures": [ARCHITECTURE],
@@ -204,10 +189,10 @@ class Eagle3Config(HeadConfig, DecoderConfig):
 
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         """vLLM's names."""
-        return {rename(entry.name, {LAYER: VLLM_LAYER}): entry.name for entry in table}
+        return {rename(entry.name, {"midlayer.": "layers.0."}): entry.name for entry in table}
 
     def with_tensors(self, tensors: Any) -> "Eagle3Config":
-        """The config with the draft vocabulary of a folder (weights/hf.py), from d2t, against which t2d is checked."""
+        """The config with the draft vocabulary from d2t, against which t2d is checked."""
         missing = [name for name in VOCABULARY if name not in tensors]
         if self.draft_vocab_size == self.vocab_size and len(missing) == len(VOCABULARY):
             return self
@@ -223,7 +208,6 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         return config
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
-        """d2t and t2d as they are stored."""
         tokens = np.asarray(self.target_ids, np.int64)
         members = np.zeros(self.vocab_size, bool)
         members[tokens] = True
@@ -243,26 +227,28 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
 
     target_layers: for the public rule, where neither place has them.
     """
-    stated = {}
-    places = ((f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0), (LAYER_IDS, raw.get(LAYER_IDS), 1))
-    for place, ids, shift in places:
+    stated = set()
+    for place, ids, shift in (
+        (f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0),
+        (LAYER_IDS, raw.get(LAYER_IDS), 1),
+    ):
         if ids is not None:
-            stated[place] = tuple(integer(place, index) - shift for index in read_list(place, ids))
-    if len(set(stated.values())) > 1:
+            stated.add(tuple(integer(place, index) - shift for index in read_list(place, ids)))
+    if len(stated) > 1:
         raise DataError(
             f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
             f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; {WRITTEN_WITH}"
         )
     if not stated and target_layers is None:
         raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
-    ids = next(iter(stated.values())) if stated else default_layer_ids(target_layers)
-    _check_ids(ids, LARGEST_LAYERS, f"\n{COUNTING}")
+    [ids] = stated or [default_layer_ids(target_layers)]
+    counting = f"\neagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
+    _check_ids(ids, LIMITS["num_hidden_layers"], counting)
     return ids
 
 
 def _check_ids(ids: tuple[int, ...], target_layers: int, hint: str = "") -> None:
-    fine = all(0 <= index < target_layers - 1 for index in ids)
-    if not fine or len(set(ids)) != FUSED_LAYERS or len(ids) != FUSED_LAYERS:
+    if not FUSED_LAYERS == len(ids) == len(set(ids)) or not all(0 <= index < target_layers - 1 for index in ids):
         raise DataError(
             f"target_layer_ids {list(ids)} must be {FUSED_LAYERS} different layers of the target from 0 to"
             f" {target_layers - 2}, whose outputs the drafter fuses.{hint}"

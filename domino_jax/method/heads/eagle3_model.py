@@ -132,7 +132,7 @@ class Eagle3(nn.Module):
     def extend_context(self, cache: State, text: TargetRows, slots: jax.Array) -> State:
         """Writes the rows' keys and values at cache slots (= absolute positions) int32 [B, T].
 
-        The row before the anchor may have another token than the anchor here: `draft_step` writes it again.
+        The row before the anchor may have another token here; `draft_step` writes it again.
         """
         fused = self._fused(text.features)
         rows = self.midlayer.keys_values(text.following, fused, self._angles(slots))
@@ -180,8 +180,8 @@ def attend_passes(
 ) -> jax.Array:
     """Attention of the last pass' queries [B, N, S, H] over keys and values [B, K, S, H] of all passes, one softmax.
 
-    A query reads the first pass at its own row and before, and every later pass at its own row only: that is what a
-    chain reads that begins at this row. Queries go through in parts, whose scores are made again in the backward pass.
+    A query reads the first pass at its own row and before, and every later pass at its own row only, as a chain does
+    that begins at this row. Queries go through in parts, whose scores are made again in the backward pass.
 
     Args:
         documents: int32 [B, S] of packed rows: rows of other documents are not read.

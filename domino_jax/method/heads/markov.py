@@ -13,19 +13,17 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.config import BLOCKS, DrafterConfig
-from domino_jax.method.config_keys import number, read_key, read_switch, refuse, refuse_other_layout, section
+from domino_jax.method.config_keys import number, read_key, read_switch, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
-from domino_jax.runtime.errors import quote
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
 CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
-_ATTENTION, _HEADS = "attention_mode", ("num_attention_heads", "num_key_value_heads")
 _OWN = ("projector_type", "markov_rank", "enable_confidence_head")  # keys that plain DFlash does not have
 
 
@@ -127,6 +125,18 @@ class MarkovLoss(Loss):
 
     weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
 
+    mixes = False
+    # With a target: tau_probabilistic is the expected tokens of a round. With a confidence head the last two.
+    figures = Loss.figures | {
+        "l1_loss": ("l1", "weight"),
+        "tau_probabilistic": ("expected", "blocks"),
+        "teacher_agreement": ("agrees", "labels"),
+        "teacher_top1_prob": ("target_top1", "labels"),
+        "draft_top1_prob": ("draft_top1", "labels"),
+        "confidence_loss": ("bce", "weight"),
+        "confidence_abs_error": ("confidence_error", "weight"),
+    }
+
     @property
     def reads_target(self) -> bool:
         return any(self.weights[1:])
@@ -170,34 +180,13 @@ class MarkovLoss(Loss):
         weighted = zip(self.weights, ("final_loss", "l1", "bce"), strict=True)
         return sum(share * sums[name] for share, name in weighted if name in sums) / (self.weight + EPSILON)
 
-    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """Those of Domino without λ; with a target l1_loss, tau_probabilistic (the expected tokens of a round, a
-        mean over blocks with a label), and of all slots with a label teacher_agreement, teacher_top1_prob and
-        draft_top1_prob; with a confidence head confidence_loss and confidence_abs_error."""
-        metrics = super().metrics(sums)
-        del metrics["lambda_base"]
-        weight = self.weight + EPSILON
-        labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
-        divisors = {
-            "l1_loss": ("l1", weight),
-            "confidence_loss": ("bce", weight),
-            "confidence_abs_error": ("confidence_error", weight),
-            "tau_probabilistic": ("expected", blocks),
-            "teacher_agreement": ("agrees", labels),
-            "teacher_top1_prob": ("target_top1", labels),
-            "draft_top1_prob": ("draft_top1", labels),
-        }
-        metrics |= {name: sums[key] / divisor for name, (key, divisor) in divisors.items() if key in sums}
-        return metrics
-
 
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
 @dataclasses.dataclass(frozen=True)
 class MarkovConfig(DrafterConfig):
-    """markov_rank: E.  markov_head_type: one of MARKOV_KINDS, how the code follows from a token's row.
-    confidence_head_with_markov: the confidence head reads the token before the slot as well."""
+    """markov_rank: E.  confidence_head_with_markov: the confidence head reads the token before the slot as well."""
 
     markov_rank: int = field(least=1, most=LARGEST_RANK, recipe=256, recipe_name="rank", shape=True)
     markov_head_type: str = field(choices=MARKOV_KINDS, recipe=VANILLA, recipe_name="head_type", shape=True)
@@ -216,7 +205,6 @@ class MarkovConfig(DrafterConfig):
     }
     reads = (*BLOCKS, "head_tokens", "frozen_backbone")
     new = {"shift_label": True}
-    # Slot k predicts the token after its own, and the head corrects every draft.
     fixed = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True, "pure_draft_prefix_len": 0}
     own_keys = ("projector_type",)
     speculators = Speculators(PROJECTOR, needed=("sample_from_anchor",))
@@ -224,28 +212,23 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        # Its own loss trains a confidence head, which reads the token before the slot as well, as that of public
-        # checkpoints does.
+        # As public checkpoints have one; its own loss alone trains it.
         return super().recipe_fields(recipe) | dict.fromkeys(CONFIDENCE, recipe.train.loss == "own")
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
         """As DrafterConfig.from_dict. A file of rank 0 has no head: it is plain DFlash, shifted like all of these."""
         nested = section(raw, "dflash_config")
-        refuse_other_layout(raw, nested, cls.title, cls.fixed)
-        mode, heads, pairs = read_key(raw, nested, _ATTENTION), *map(raw.get, _HEADS)
-        refuse(
-            mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"),
-            f"{_ATTENTION} {quote(mode)} with {_HEADS[0]} {heads} and {_HEADS[1]} {pairs}: gqa has fewer of the latter",
-        )
-        confident = _confident(raw, nested)
         if read_key(raw, nested, "markov_rank") == 0:
-            refuse(confident, "markov_rank 0 leaves no Markov head, and enable_confidence_head needs one")
+            refuse_other_layout(raw, nested, cls.title, cls.fixed)
             raw, nested = ({name: part[name] for name in part if name not in _OWN} for part in (raw, nested))
             return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
-        with_markov = confident and bool(read_switch(raw, nested, CONFIDENCE[1]))
-        stated = dict(zip(CONFIDENCE, (confident, with_markov), strict=True))
-        return super().from_dict({**raw, **stated, "dflash_config": {**nested, **stated}}, target)
+        config, confident = super().from_dict(raw, target), read_switch(raw, nested, CONFIDENCE[0])
+        if confident is None:  # then the head exists if its loss has a weight
+            weight = read_key(raw, nested, "confidence_head_alpha")
+            confident = weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
+        with_markov = confident and config.confidence_head_with_markov
+        return dataclasses.replace(config, **dict(zip(CONFIDENCE, (confident, with_markov), strict=True)))
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # SGLang reads them at the top level, SpecForge in dflash_config. Public files have no shift_label.
@@ -253,7 +236,7 @@ class MarkovConfig(DrafterConfig):
             "projector_type": PROJECTOR,
             **self.head_fields(),
             "confidence_head_alpha": 1.0 if self.enable_confidence_head else 0.0,
-            _ATTENTION: "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
+            "attention_mode": "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
         }
         return keys, keys
 
@@ -262,9 +245,3 @@ class MarkovConfig(DrafterConfig):
         if self.markov_head_type != VANILLA:
             vllm = f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
         return sglang, vllm
-
-
-def _confident(raw: dict[str, Any], nested: dict[str, Any]) -> bool:
-    """enable_confidence_head, which is by default whether its loss has a weight."""
-    stated, weight = read_switch(raw, nested, CONFIDENCE[0]), read_key(raw, nested, "confidence_head_alpha")
-    return stated if stated is not None else weight not in (None, 0) and number("confidence_head_alpha", weight) > 0

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
 from domino_jax.method.config import BLOCKS, DrafterConfig
-from domino_jax.method.config_keys import optional_integer, refuse_other_layout, section
+from domino_jax.method.config_keys import integer, read_key, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Speculators, SplitLinear
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, total_variation
@@ -30,7 +30,7 @@ class XpressHead(Head):
     """Code x_k = u_k + down(silu(gate u_k) ⊙ up u_k) with u_k[c] = a_k[c] + Σ_{j≤k} L[c, k, j]·a_j[c].
 
     a_k = P·[D_h z_k ; D_g g ; E[y_k]], y_k the token before slot k and g the mean of all z of the block. It reads token
-    ids and slot 0 of unshifted blocks too, which predicts nothing but feeds the others.
+    ids, and slot 0 of unshifted blocks too.
     """
 
     def setup(self):
@@ -97,7 +97,20 @@ class XpressLoss(Loss):
     full_anchor: bool = False
     ce_from_data: bool = False
 
-    reads_target, divides_by_labels = True, True
+    reads_target, divides_by_labels, mixes = True, True, False
+
+    @property
+    def round_names(self) -> list[str]:
+        """The sums of the rounds' terms."""
+        return [f"consistency_round{index}_loss" for index in range(self.rounds)]
+
+    @property
+    def figures(self) -> dict[str, tuple[str, str]]:
+        """The terms of the loss and their parts, without weights (docs/heads.md); over all labels the accept rates,
+        Σ min(p, q) of F⁰ and U."""
+        terms = ("tf_loss", "ce_loss", "tv_loss", "consistency_loss", "base_anchor_loss", *self.round_names)
+        rates = {name: (name, "labels") for name in ("accept_rate", "base_accept_rate")}
+        return Loss.figures | {name: (name, "weight") for name in terms} | rates
 
     @property
     def blocks_at_once(self) -> int:
@@ -135,37 +148,35 @@ class XpressLoss(Loss):
             return jnp.sum(weights * (self.weights[0] * losses[0] + self.weights[1] * losses[1]))
 
         forced, base = parts(outputs.final), parts(outputs.base)
-        sums = {f"consistency_round{index}_loss": term(parts(one), weights) for index, one in enumerate(rounds)}
-        sums |= {"tf_loss": term(forced, weights)}
-        sums |= {"base_anchor_loss": term(base, valid if self.full_anchor else weights)}
-        sums |= {name: jnp.sum(weights * one) for name, one in zip(("ce_loss", "tv_loss"), forced, strict=True)}
-        sums |= {"accept_rate": jnp.sum(valid * (1.0 - forced[1]))}
-        return super().block_sums(outputs, labels) | sums | {"base_accept_rate": jnp.sum(valid * (1.0 - base[1]))}
+        terms = {name: term(parts(logits), weights) for name, logits in zip(self.round_names, rounds, strict=False)}
+        return {
+            **super().block_sums(outputs, labels),
+            **terms,
+            "consistency_loss": sum(terms.values(), jnp.float32(0.0)) / max(1, len(terms)),
+            "tf_loss": term(forced, weights),
+            "base_anchor_loss": term(base, valid if self.full_anchor else weights),
+            "ce_loss": jnp.sum(weights * forced[0]),
+            "tv_loss": jnp.sum(weights * forced[1]),
+            "accept_rate": jnp.sum(valid * (1.0 - forced[1])),
+            "base_accept_rate": jnp.sum(valid * (1.0 - base[1])),
+        }
 
     def total(self, sums: Sums) -> jax.Array:
         consistency, base = self.weights[2:]
-        total = sums["tf_loss"] + consistency * _consistency(sums) + base * sums["base_anchor_loss"]
+        total = sums["tf_loss"] + consistency * sums["consistency_loss"] + base * sums["base_anchor_loss"]
         return total / (self.weight + EPSILON)
-
-    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        """Those of Domino without λ; the terms of the loss and their parts, without weights (docs/heads.md); over
-        all labels accept_rate and base_accept_rate, Σ min(p, q) of F⁰ and U."""
-        metrics = super().metrics(sums)
-        del metrics["lambda_base"]
-        sums = sums | {"consistency_loss": _consistency(sums)}
-        metrics |= {name: value / (self.weight + EPSILON) for name, value in sums.items() if name.endswith("_loss")}
-        labels = jnp.maximum(sums["labels"], 1.0)
-        metrics |= {name: value / labels for name, value in sums.items() if name.endswith("accept_rate")}
-        return metrics
-
-
-def _consistency(sums: Sums) -> jax.Array | float:
-    """The mean of the rounds' terms; 0 without rounds."""
-    rounds = [value for name, value in sums.items() if "_round" in name]
-    return sum(rounds) / max(1, len(rounds))
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
+
+# What a parameter is called here, in the authors' files and in those of speculators.
+_NAMES = (
+    ("predecessor", "w1", "token_embed"),
+    ("up", "w2", "readout"),
+    ("mix", "mix.L", "mix_l"),
+    *((f"mlp_{part}", f"mlp.{part}_proj", f"mlp_{part}") for part in ("gate", "up", "down")),
+    ("", "", ""),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,26 +190,14 @@ class XpressConfig(DrafterConfig):
 
     head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
     known_by, module, loss = ("XPress",), XpressHead, XpressLoss
-    tensor_names = DrafterConfig.tensor_names | {
-        "head.predecessor": "xpress_head.w1",
-        "head.up": "xpress_head.w2",
-        "head.mix": "xpress_head.mix.L",
-        **{f"head.mlp_{part}": f"xpress_head.mlp.{part}_proj" for part in ("gate", "up", "down")},
-        "head.": "xpress_head.",
-    }
+    tensor_names = DrafterConfig.tensor_names | {f"head.{ours}": f"xpress_head.{name}" for ours, name, _ in _NAMES}
     reads = (*BLOCKS, "frozen_backbone")
     extra_slots = property(lambda self: self.first_slot)
     passes = property(lambda self: self.xpress_num_passes)
     speculators = Speculators(
         "xpress",
         architecture="XPressDraftModel",
-        tensor_names={
-            "xpress_head.w1": "refiner_head.token_embed",
-            "xpress_head.w2": "refiner_head.readout",
-            "xpress_head.mix.L": "refiner_head.mix_l",
-            **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
-            "xpress_head.": "refiner_head.",
-        },
+        tensor_names={f"xpress_head.{name}": f"refiner_head.{theirs}" for _, name, theirs in _NAMES},
     )
 
     @classmethod
@@ -212,7 +211,7 @@ class XpressConfig(DrafterConfig):
         # A mixer of another size, and drafts among a few candidates alone, as the authors' code has them too.
         fixed = {"xpress_block_size": config.block_size, "xpress_candidate_topc": 0}
         refuse_other_layout(raw, nested, cls.title, fixed)
-        if candidates := optional_integer(raw, nested, "xpress_topc", 0):
+        if candidates := integer("xpress_topc", read_key(raw, nested, "xpress_topc") or 0):
             log.warning("xpress_topc %d is vLLM's; here decode.head_candidates says how many are scored", candidates)
         return config
 
