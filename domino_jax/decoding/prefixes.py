@@ -39,8 +39,8 @@ class Prefixes:
     """At most `count` texts of `most_bytes` bytes together. The least recently used one is dropped first.
 
     A prompt takes over keys and values alone, which depend on the tokens up to their own. It reads the last token of
-    the common prefix again, because EAGLE-3's row for it also holds the token after it. Everything else that a drafter
-    keeps follows from the last token of the prompt (method/drafters.py), which is always read.
+    the common prefix again, because a drafter's row for it may also hold the token after it. Everything else that a
+    drafter keeps follows from the last token of the prompt (method/drafters.py), which is always read.
     """
 
     def __init__(self, count: int, most_bytes: int):

@@ -47,7 +47,7 @@ class Accepted(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R]."""
+    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; arrays [R]."""
 
     anchors: jax.Array
     before: jax.Array
@@ -119,7 +119,7 @@ def _in_slices(function: Callable[[Batch], Any], batch: Batch, size: int) -> Any
 
     def step(index: jax.Array, out: Any) -> Any:
         here = function(jax.tree.map(lambda x: x[index], parts))
-        return jax.tree.map(lambda all_, one: all_.at[index].set(one), out, here)
+        return jax.tree.map(lambda whole, part: whole.at[index].set(part), out, here)
 
     return jax.tree.map(lambda x: join(x, 1, count), jax.lax.fori_loop(0, used, step, out))
 

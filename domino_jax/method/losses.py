@@ -114,7 +114,7 @@ def accepted_lengths(correct: jax.Array, label_weights: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """The loss of Domino, (1-λ)F + λG, with its choices from the recipe. The losses of other heads are subclasses.
+    """The loss of Domino, (1-λ)·final + λ·base, with its choices from the recipe. Losses of other heads are subclasses.
 
     gamma: decay constant γ of the slot weights; None turns decay off.
     contiguous: the labels of a block end at the first unsupervised token.

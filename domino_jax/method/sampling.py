@@ -56,19 +56,19 @@ def request_keys(seeds: int | jax.Array, requests: jax.Array) -> jax.Array:
     """
     seeds = jnp.broadcast_to(jnp.asarray(seeds, jnp.int32), requests.shape)
 
-    def one(seed, request):
+    def key_of(seed, request):
         return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), request)
 
-    return jax.vmap(one)(seeds, requests)
+    return jax.vmap(key_of)(seeds, requests)
 
 
 def position_noise(keys: jax.Array, positions: jax.Array, vocab: int) -> jax.Array:
     """Standard Gumbel noise float32 [B, T, V] for the tokens to be chosen at absolute `positions` int32 [B, T]."""
 
-    def one(key, position):
+    def draw(key, position):
         return jax.random.gumbel(jax.random.fold_in(key, position), (vocab,), jnp.float32)
 
-    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, positions)
+    return jax.vmap(jax.vmap(draw, in_axes=(None, 0)))(keys, positions)
 
 
 def process_logits(logits: Logits, params: Sampling) -> Logits:

@@ -85,10 +85,10 @@ class SamplingKind:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], delayed: bool = False) -> "SamplingKind":
         return cls(
-            greedy=all(one.greedy for one in params),
-            pool=max(one.top_k for one in params),
-            nucleus=any(one.top_p < 1.0 for one in params),
-            searched=any(one.top_p < 1.0 and not one.top_k for one in params),
+            greedy=all(row.greedy for row in params),
+            pool=max(row.top_k for row in params),
+            nucleus=any(row.top_p < 1.0 for row in params),
+            searched=any(row.top_p < 1.0 and not row.top_k for row in params),
             delayed=delayed,
         )
 

@@ -82,12 +82,13 @@ def attend_causal(
     if length <= slice_rows:
         return attend(q, k, v, causal_mask(index, keys, query_documents, documents))
 
-    def one(part):
+    def attend_slice(part):
         rows, index, query_documents = part
         return attend(rows, k, v, causal_mask(index, keys, query_documents, documents))
 
     query_documents = None if documents is None else cut(query_documents, 1, slice_rows)
-    return join(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), query_documents)), 2, length)
+    parts = (cut(q, 2, slice_rows), cut(index, 0, slice_rows), query_documents)
+    return join(jax.lax.map(attend_slice, parts), 2, length)
 
 
 def attend_row(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:

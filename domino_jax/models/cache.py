@@ -33,13 +33,13 @@ def resize(caches: Any, slots: int) -> Any:
     these. Arrays with another number of axes stay as they are.
     """
 
-    def one(rows: jax.Array) -> jax.Array:
+    def resize_rows(rows: jax.Array) -> jax.Array:
         if rows.ndim != 4:
             return rows
         added = [(0, slots - rows.shape[2] if axis == 2 else 0, 0) for axis in range(4)]
         return jax.lax.pad(rows, jnp.zeros((), rows.dtype), added)
 
-    return jax.tree.map(one, caches)
+    return jax.tree.map(resize_rows, caches)
 
 
 def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> LayerCache:
@@ -120,8 +120,8 @@ def append_ring(
     where = jnp.where(used, jnp.where(positions < slots, positions, turned), slots)  # the scatter drops those outside
 
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        one = jax.vmap(lambda row, place, rows: row.at[:, place].set(rows, mode="drop"))
-        return one(old, where, new.astype(old.dtype))
+        write_row = jax.vmap(lambda row, place, rows: row.at[:, place].set(rows, mode="drop"))
+        return write_row(old, where, new.astype(old.dtype))
 
     return write(cache[0], k), write(cache[1], v)
 

@@ -143,7 +143,7 @@ def over_mesh(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: Ma
         out = _by_device(x, jnp.where(here, experts, count), jnp.where(here, weights, 0.0), matrices)
         return jax.lax.psum(out, "tensor")
 
-    rows = sharding.fitted(x, "batch")
+    rows = sharding.layout(x, "batch")
     places = (rows, rows, rows, PartitionSpec("tensor"))
     return jax.shard_map(local, in_specs=places, out_specs=rows, check_vma=False)(x, experts, weights, matrices)
 
@@ -159,7 +159,7 @@ def _by_device(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: M
     if gpu_experts.applies(rows, matrices):
         forms["cuda"] = functools.partial(gpu_experts.by_kernel, interpret=False)
     if len(rows) == 1 and not in_eight_bits:
-        forms["cuda"] = gathered
+        forms["cuda"] = take_experts
     return jax.lax.platform_dependent(rows, experts, weights, matrices, **forms).reshape(x.shape)
 
 
@@ -188,7 +188,7 @@ def grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: Matr
     return jnp.where((experts < len(gate))[:, :, None], out.reshape(*experts.shape, -1), 0).sum(axis=1)
 
 
-def gathered(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: Matrices) -> jax.Array:
+def take_experts(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: Matrices) -> jax.Array:
     """One row on a GPU: the matrices of its experts, and products with the expert as the first axis of a batch.
 
     The compiler reads each expert once for that; for several rows it copies the gathered matrices.
@@ -209,10 +209,10 @@ def one_after_another(x: jax.Array, experts: jax.Array, weights: jax.Array, matr
     def add(turn, out):
         expert = order[turn]
         take = functools.partial(jax.lax.dynamic_index_in_dim, index=expert, keepdims=False)
-        own = jax.tree.map(take, dict(matrices))
-        hidden = _swiglu(*(multiply(x, own[name], logits=True) for name in ("gate_proj", "up_proj")))
+        gate, up, down = (jax.tree.map(take, matrices[name]) for name in ("gate_proj", "up_proj", "down_proj"))
+        hidden = _swiglu(multiply(x, gate, logits=True), multiply(x, up, logits=True))
         hidden = hidden * jax.lax.dynamic_index_in_dim(table, expert, axis=1)
-        return out + multiply(hidden.astype(x.dtype), own["down_proj"], logits=True)
+        return out + multiply(hidden.astype(x.dtype), down, logits=True)
 
     return jax.lax.fori_loop(0, used.sum(), add, jnp.zeros(x.shape, jnp.float32))
 

@@ -112,10 +112,10 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
         if EXPERTS in path:
             _check_experts(mesh, shape[0])
             split = (EXPERTS, *("width" if axis == "width" else None for axis in axes[-1]))
-            return NamedSharding(mesh, _fitting(mesh.shape, split, shape))
+            return NamedSharding(mesh, _divide(mesh.shape, split, shape))
         if len(shape) != 2:
             return replicated(mesh)
-        return NamedSharding(mesh, _fitting(mesh.shape, axes[-1] if axes else ANY_MATRIX, shape, kv_heads))
+        return NamedSharding(mesh, _divide(mesh.shape, axes[-1] if axes else ANY_MATRIX, shape, kv_heads))
 
     return place
 
@@ -150,7 +150,7 @@ def _name(part: Any) -> str | None:
     return part.name if isinstance(part, jax.tree_util.GetAttrKey) else None
 
 
-def _fitting(
+def _divide(
     mesh: Mapping[str, int], axes: Sequence[str | None], shape: Sequence[int], kv_heads: int = 0
 ) -> PartitionSpec:
     """The leading dimensions split by their logical axes; an axis whose mesh axes do not divide it stays whole."""
@@ -186,7 +186,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """x laid out by logical axes, one for each of its leading dimensions; an axis that does not divide stays whole."""
     if not on_mesh():
         return x
-    return jax.lax.with_sharding_constraint(x, fitted(x, *axes))
+    return jax.lax.with_sharding_constraint(x, layout(x, *axes))
 
 
 def constrain_rows(rows: jax.Array) -> jax.Array:
@@ -195,9 +195,9 @@ def constrain_rows(rows: jax.Array) -> jax.Array:
     return constrain(constrain(rows, "groups", *[None] * (rows.ndim - 2), "width"), "batch")
 
 
-def fitted(x: jax.Array, *axes: str | None) -> PartitionSpec:
+def layout(x: jax.Array, *axes: str | None) -> PartitionSpec:
     """How `constrain` lays out x on the current mesh."""
-    return _fitting(_mesh_shape(), axes, x.shape)
+    return _divide(_mesh_shape(), axes, x.shape)
 
 
 def gather(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
@@ -286,7 +286,7 @@ def decode_layout(mesh: Mesh, state: Any) -> Any:
 
     def place(leaf: Any) -> NamedSharding:
         axes = ("batch", "kv_heads", None, None) if len(leaf.shape) == 4 else (None,) * len(leaf.shape)
-        return NamedSharding(mesh, _fitting(mesh.shape, axes, leaf.shape))
+        return NamedSharding(mesh, _divide(mesh.shape, axes, leaf.shape))
 
     return jax.tree.map(place, state)
 

@@ -21,14 +21,13 @@ def as_text(row):
     return "".join(str(int(cell)) for cell in row)
 
 
-def labels_at(anchors, mask="11111111", *, first_slot=0, contiguous=True, keep=None, size=4):
-    """labels and raw weights of row 0 as lists of lists."""
+def labels_at(anchors, mask="11111111", keep=None, first_slot=0, contiguous=True):
+    """labels of row 0 as lists, and the raw weights as texts."""
     anchors = jnp.array([anchors])
     keep = jnp.ones(anchors.shape, bool) if keep is None else jnp.array([keep])
-    labels, weights = blocks.labels_and_weights(
-        ROW, mask_of(mask), anchors, keep, block_size=size, first_slot=first_slot, contiguous=contiguous
-    )
-    return labels[0].tolist(), weights[0].tolist()
+    choices = {"block_size": 4, "first_slot": first_slot, "contiguous": contiguous}
+    labels, weights = blocks.labels_and_weights(ROW, mask_of(mask), anchors, keep, **choices)
+    return labels[0].tolist(), [as_text(row) for row in weights[0]]
 
 
 @pytest.mark.parametrize(
@@ -46,25 +45,15 @@ def test_an_anchor_and_the_token_after_it_are_supervised(mask, legal):
     assert as_text(blocks.legal_anchors(mask_of(mask))[0]) == legal
 
 
-@pytest.mark.parametrize("padding", [1, 7, 30])
-def test_padding_longer_changes_no_drawn_anchor(padding):
-    mask = jnp.ones((2, 21)).at[:, 4].set(0.0)
-    padded = jnp.pad(mask, ((0, 0), (0, padding)))
-    key, rows = jax.random.key(3), jnp.array([5, 9])
-    drawn, keep = sample_anchors(key, mask, rows, 6)
-    drawn_padded, keep_padded = sample_anchors(key, padded, rows, 6)
-    assert drawn.tolist() == drawn_padded.tolist()
-    assert keep.all() and keep_padded.all()
-
-
-def test_a_row_draws_the_same_anchors_whatever_the_batch():
-    mask = jnp.ones((4, 40))
-    rows = jnp.array([7, 3, 12, 5])
-    batched, _ = sample_anchors(jax.random.key(0), mask, rows, 6)
-    alone, _ = sample_anchors(jax.random.key(0), mask[:1], jnp.array([12]), 6)
-    reversed_, _ = sample_anchors(jax.random.key(0), mask, rows[::-1], 6)
-    assert batched[2].tolist() == alone[0].tolist()
-    assert batched[::-1].tolist() == reversed_.tolist()
+def test_a_row_draws_the_same_anchors_whatever_the_batch_and_the_padding():
+    mask = jnp.ones((4, 40)).at[:, 4].set(0.0)
+    rows, key = jnp.array([7, 3, 12, 5]), jax.random.key(0)
+    batched, keep = sample_anchors(key, mask, rows, 6)
+    assert keep.all()
+    assert batched[::-1].tolist() == sample_anchors(key, mask, rows[::-1], 6)[0].tolist()
+    for padding in (0, 7, 30):
+        alone, _ = sample_anchors(key, jnp.pad(mask[:1], ((0, 0), (0, padding))), jnp.array([12]), 6)
+        assert batched[2].tolist() == alone[0].tolist()
 
 
 def test_anchors_are_legal_distinct_and_ascending():
@@ -77,21 +66,17 @@ def test_anchors_are_legal_distinct_and_ascending():
         assert (np.diff(drawn) > 0).all()
 
 
-def test_a_row_with_too_few_legal_positions_fills_up_with_dropped_zeros():
-    anchors, keep = sample_anchors(jax.random.key(0), mask_of("01110011"), jnp.array([0]), 5)
-    assert anchors.tolist() == [[1, 2, 6, 0, 0]]
-    assert keep.tolist() == [[True, True, True, False, False]]
-
-
-def test_a_row_has_no_more_anchor_slots_than_positions_with_a_token_after_them():
-    anchors, keep = sample_anchors(jax.random.key(0), mask_of("1101"), jnp.array([0]), 5)
-    assert (anchors.tolist(), keep.tolist()) == ([[0, 0, 0]], [[True, False, False]])
-
-
-def test_a_row_without_legal_positions_drops_every_anchor():
-    anchors, keep = sample_anchors(jax.random.key(0), mask_of("0100100"), jnp.array([0]), 3)
-    assert anchors.tolist() == [[0, 0, 0]]
-    assert not keep.any()
+@pytest.mark.parametrize(
+    ("mask", "count", "anchors", "kept"),
+    [
+        ("01110011", 5, [1, 2, 6, 0, 0], 3),  # too few legal positions: dropped zeros at the end
+        ("1101", 5, [0, 0, 0], 1),  # no more slots than positions with a token after them
+        ("0100100", 3, [0, 0, 0], 0),  # no legal position
+    ],
+)
+def test_a_row_with_few_legal_positions_fills_up_with_dropped_zeros(mask, count, anchors, kept):
+    drawn, keep = sample_anchors(jax.random.key(0), mask_of(mask), jnp.array([0]), count)
+    assert (drawn.tolist(), keep.tolist()) == ([anchors], [[True] * kept + [False] * (len(anchors) - kept)])
 
 
 def test_every_legal_anchor_is_drawn_equally_often():
@@ -108,53 +93,42 @@ def test_block_tokens_are_the_anchor_and_masks_and_masks_alone_for_a_dropped_blo
     assert out.tolist() == [[[12, 99, 99, 99], [99, 99, 99, 99]]]
 
 
-def test_shifted_labels_start_one_after_the_anchor():
-    assert labels_at([1]) == ([[12, 13, 14, 15]], [[1, 1, 1, 1]])
+LABELS = [
+    pytest.param([1], {}, [[12, 13, 14, 15]], ["1111"], id="shifted: from one after the anchor on"),
+    pytest.param(
+        [1], {"first_slot": 1}, [[11, 12, 13, 14]], ["0111"], id="unshifted: from the anchor on, without weight"
+    ),
+    pytest.param([5], {}, [[16, 17, 17, 17]], ["1100"], id="past the row: clamped, without weight"),
+    pytest.param([6], {}, [[17] * 4], ["1000"], id="the last anchor has exactly one label, shifted"),
+    pytest.param([6], {"first_slot": 1}, [[16, 17, 17, 17]], ["0100"], id="and unshifted"),
+    pytest.param([1], {"mask": "01101111"}, [[12, 13, 14, 15]], ["1000"], id="cut at a gap, shifted"),
+    pytest.param([1], {"mask": "01101111", "first_slot": 1}, [[11, 12, 13, 14]], ["0100"], id="and unshifted"),
+    # Slot 0 stands for the anchor itself and is no label, so its mask plays no part.
+    pytest.param([1], {"mask": "00111111", "first_slot": 1}, [[11, 12, 13, 14]], ["0111"], id="an unsupervised anchor"),
+    pytest.param([2, 0], {"keep": [True, False]}, [[13, 14, 15, 16], [11, 12, 13, 14]], ["1111", "0000"], id="dropped"),
+]
+UNCUT = [
+    pytest.param([1], {"mask": "01101111"}, ["1011"], id="goes on after a gap, shifted"),
+    pytest.param([1], {"mask": "01101111", "first_slot": 1}, ["0101"], id="and unshifted"),
+    pytest.param([6], {"first_slot": 1}, ["0100"], id="the last anchor"),
+    pytest.param([2, 0], {"keep": [True, False]}, ["1111", "0000"], id="dropped"),
+]
 
 
-def test_unshifted_labels_start_at_the_anchor_whose_slot_has_no_weight():
-    assert labels_at([1], first_slot=1) == ([[11, 12, 13, 14]], [[0, 1, 1, 1]])
+@pytest.mark.parametrize(("anchors", "choices", "labels", "weights"), LABELS)
+def test_contiguous_labels_and_their_weights(anchors, choices, labels, weights):
+    assert labels_at(anchors, **choices) == (labels, weights)
 
 
-@pytest.mark.parametrize("contiguous", [True, False])
-@pytest.mark.parametrize("first_slot, weights", [(0, [1, 0, 0, 0]), (1, [0, 1, 0, 0])])
-def test_the_last_anchor_has_exactly_one_supervised_slot(first_slot, weights, contiguous):
-    """a = S - 2 with S labels."""
-    assert labels_at([6], first_slot=first_slot, contiguous=contiguous)[1] == [weights]
+@pytest.mark.parametrize(("anchors", "choices", "weights"), UNCUT)
+def test_weights_of_labels_that_are_not_cut(anchors, choices, weights):
+    assert labels_at(anchors, contiguous=False, **choices)[1] == weights
 
 
-def test_labels_past_the_row_are_clamped_and_have_no_weight():
-    assert labels_at([5]) == ([[16, 17, 17, 17]], [[1, 1, 0, 0]])
-
-
-@pytest.mark.parametrize("first_slot, weights", [(0, [1, 0, 0, 0]), (1, [0, 1, 0, 0])])
-def test_contiguous_labels_stop_at_the_first_unsupervised_token(first_slot, weights):
-    assert labels_at([1], "01101111", first_slot=first_slot)[1] == [weights]
-
-
-@pytest.mark.parametrize("first_slot, weights", [(0, [1, 0, 1, 1]), (1, [0, 1, 0, 1])])
-def test_uncut_labels_go_on_after_a_gap(first_slot, weights):
-    assert labels_at([1], "01101111", first_slot=first_slot, contiguous=False)[1] == [weights]
-
-
-@pytest.mark.parametrize("contiguous", [True, False])
-def test_a_dropped_block_has_no_weight(contiguous):
-    assert labels_at([2, 0], keep=[True, False], contiguous=contiguous)[1] == [[1, 1, 1, 1], [0, 0, 0, 0]]
-
-
-def test_an_unsupervised_anchor_token_does_not_cut_an_unshifted_block():
-    """Slot 0 stands for the anchor itself and is no label, so its mask plays no part."""
-    assert labels_at([1], "00111111", first_slot=1)[1] == [[0, 1, 1, 1]]
-
-
-def test_decay_of_shifted_slots_starts_at_slot_zero():
-    decay = blocks.position_decay(16, 0, 7.0)
-    np.testing.assert_allclose(decay[jnp.array([0, 1, 15])], [1.0, 0.866878, 0.117319], rtol=1e-5)
-
-
-def test_decay_of_unshifted_slots_starts_at_slot_one():
-    decay = blocks.position_decay(16, 1, 7.0)
-    np.testing.assert_allclose(decay[jnp.array([1, 2, 15])], [1.0, 0.866878, 0.135335], rtol=1e-5)
+def test_decay_starts_at_the_first_slot_that_predicts():
+    shifted, unshifted = (np.asarray(blocks.position_decay(16, first, 7.0)) for first in (0, 1))
+    np.testing.assert_allclose(shifted[[0, 1, 15]], [1.0, 0.866878, 0.117319], rtol=1e-5)
+    np.testing.assert_allclose(unshifted[[1, 2, 15]], [1.0, 0.866878, 0.135335], rtol=1e-5)
 
 
 def test_head_consumes_the_tokens_from_the_anchor_on_clamped_to_the_row():

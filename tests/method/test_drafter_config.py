@@ -1,4 +1,7 @@
-"""A drafter's config.json: both places of every key, what is never guessed, and what would change the computation."""
+"""A drafter's config.json: both places of every key, what is never guessed, and what would change the computation.
+
+Values of a wrong type: tests/weights/test_config_kinds.py.
+"""
 
 import json
 
@@ -58,12 +61,7 @@ def test_two_places_that_disagree_are_refused(extra):
 @pytest.mark.parametrize(
     ("top", "nested", "named"),
     [
-        ({"block_size": 1e308}, {}, "block_size .*expected an integer"),
         ({"block_size": 2**30}, {}, "block_size .* must be in"),
-        ({"block_size": "8"}, {}, "block_size .*expected an integer"),
-        ({"num_target_layers": True}, {}, "num_target_layers .*expected an integer"),
-        ({}, {"mask_token_id": 0.5}, "mask_token_id .*expected an integer"),
-        ({}, {"target_layer_ids": [1, 2.5]}, "target_layer_ids .*expected an integer"),
         ({}, {"mask_token_id": "absent"}, "mask_token_id"),
         ({}, {"target_layer_ids": "absent"}, "target_layer_ids"),
         ({}, {"shift_label": "absent"}, "shift_label"),
@@ -77,8 +75,6 @@ def test_two_places_that_disagree_are_refused(extra):
         ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
         ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
         ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
-        ({"is_causal": "yes"}, {}, "is_causal = 'yes'"),
-        ({}, {"shift_label": "false"}, "shift_label = 'false'"),
         ({}, {"shift_label": False, "pure_draft_prefix_len": -1}, "pure_draft_prefix_len -1"),
         (
             {"layer_types": ["sliding_attention"] * 5, "sliding_window": -5, "use_sliding_window": True},
@@ -205,14 +201,11 @@ def test_rank_zero_is_plain_shifted_dflash(tmp_path):
     [
         ({}, {"markov_rank": 128}, "markov_rank = 128 at top level and 256"),
         ({"markov_rank": None}, {}, "lacks markov_rank"),
-        ({"markov_rank": 2.5}, {}, "markov_rank 2.5"),
         ({"markov_head_type": "lstm"}, {}, "markov_head_type 'lstm'; expected one of vanilla, gated, rnn"),
         ({"shift_label": False}, {}, "shift_label False"),
         ({}, {"sample_from_anchor": False}, "sample_from_anchor False"),
         ({"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len 1"),
         ({"projector_type": "domino"}, {}, "projector_type 'domino' and architectures"),
-        ({"enable_confidence_head": "yes"}, {}, "enable_confidence_head = 'yes'"),
-        ({"enable_confidence_head": None, "confidence_head_alpha": "x"}, {}, "confidence_head_alpha 'x'"),
         ({"selector_rank": 8}, {}, "selector_rank 8"),
     ],
 )

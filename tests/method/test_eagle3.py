@@ -134,27 +134,6 @@ def test_what_changes_the_layer_or_contradicts_itself_is_refused_by_name(changes
         config_of(**changes)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (range(63), "64 tokens .* it is 63 tokens"),
-        ([*range(63), 260], "vocab_size 260, .* to 260"),
-        ([*range(63), 62], "ascending order"),
-        ([-1, *range(63)], "from -1"),
-    ],
-)
-def test_a_draft_vocabulary_that_does_not_fit_is_refused(tokens, message):
-    with pytest.raises(DataError, match=message):
-        config_of().with_draft_tokens(tokens)
-
-
-def test_a_config_is_what_its_file_says_again():
-    config = config_of().with_draft_tokens(range(0, 256, 4))
-    again = Eagle3Config.from_dict(config.to_dict())
-    assert again.with_draft_tokens(config.draft_tokens) == config
-    assert dataclasses.replace(config, draft_token_bytes=b"") == again
-
-
 def test_a_new_drafter_without_data_drafts_tokens_that_the_target_has():
     """Shapes of a dry run: every id of the made-up vocabulary is a row of the target's embedding."""
     target = random_models(head="eagle3").target.config

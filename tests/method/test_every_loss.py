@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,14 +10,12 @@ from configs import qwen3
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import CONFIGS, new_drafter
 from domino_jax.method.losses import Loss
-from domino_jax.method.optimizer import make_optimizer
-from domino_jax.method.state import init_state
-from domino_jax.method.step import make_train_step
 from domino_jax.recipe import rules
 from domino_jax.recipe.builders import drafter_config_of, loss_of
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import random_target
-from tests.helpers.models import random_params, random_tokens
+from tests.helpers.models import random_params
+from tests.helpers.recipes import train_recipe
 
 SMALL = {
     "domino": {"emb_dim": 8, "gru_hidden_dim": 16},
@@ -72,24 +69,10 @@ CASES = list(cases())
 )
 def test_a_step_moves_every_parameter(head, train):
     recipe, (target, target_params) = recipe_of(head, **train), random_target(layers=4)
-    drafter, optimizer = new_drafter(drafter_config_of(recipe, target.config)), make_optimizer("adamw")
-    shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    params = random_params(shapes, 1)
-    state = jax.jit(lambda key: init_state(drafter, optimizer, key))(jax.random.key(0))
-    state = state.replace(params=jax.tree.map(jnp.copy, params))
-    step = make_train_step(
-        target,
-        drafter,
-        optimizer,
-        num_anchors=recipe.train.num_anchors,
-        learning_rate=lambda step: 1e-2,
-        curriculum=lambda step: 0.5,
-        loss=loss_of(recipe),
-    )
-    tokens = random_tokens((2, 16), vocab=target.config.vocab_size - 1)
-    batch = {"tokens": tokens, "loss_mask": jnp.ones(tokens.shape), "row_ids": jnp.arange(2, dtype=jnp.int32)}
-    state, metrics = step(state, target_params, batch, jax.random.key(1))
-    assert np.isfinite(metrics["loss"]) and metrics["loss"] > 0
+    drafter = new_drafter(drafter_config_of(recipe, target.config))
+    params = random_params(jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0))), 1)
+    _, _, state, [loss] = train_recipe(recipe, target, target_params, params=params)
+    assert np.isfinite(loss) and loss > 0
     still = jax.tree.map(lambda old, new: bool((old == new).all()), params, state.params)
     assert not [jax.tree_util.keystr(path) for path, value in jax.tree.leaves_with_path(still) if value]
 

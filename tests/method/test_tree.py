@@ -1,4 +1,7 @@
-"""tree.py: which nodes are drafted, which rows they read, which are accepted, and what is committed."""
+"""tree.py: which nodes are drafted, which rows they read, which are accepted, and what is refused.
+
+That the pass over a tree and what it commits give the target's text: tests/decoding/test_lossless.py.
+"""
 
 import dataclasses
 import functools
@@ -11,14 +14,12 @@ import numpy as np
 import pytest
 
 from domino_jax.method.candidates import pick_candidates
-from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, log_rest, propose_tree
-from domino_jax.method.verify import Tree, accept_tree, verify
-from domino_jax.models.cache import keep_path
+from domino_jax.method.verify import Tree, accept_tree
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.decoding_models import DRAFTERS, VOCAB, make_generator, random_models, uncached
+from tests.helpers.decoding_models import DRAFTERS, VOCAB, make_generator, random_models
 
 GREEDY = SamplingParams()
 PEAKED = SamplingParams(0.1)  # at which trees of random models are deep as well as broad
@@ -168,7 +169,7 @@ def test_places_that_no_path_fills_hold_the_anchor_at_depth_0():
     assert tree.parents.tolist() == [[0, 0, 0, 1, 0]]
 
 
-# ------------------------------------------------------------------------------------------- ancestors and the pass
+# ------------------------------------------------------------------------------------------------------- ancestors
 
 
 def brute_ancestors(parents: list[int]) -> np.ndarray:
@@ -187,47 +188,6 @@ def test_the_ancestor_table_is_what_walking_up_gives():
     parents[0] = [0, *range(63)]
     table = np.asarray(jax.jit(ancestor_table, static_argnums=1)(jnp.array(parents), 63))
     assert all((table[row] == brute_ancestors(parents[row].tolist())).all() for row in range(4))
-
-
-@functools.cache
-def bare() -> Pair:
-    """The target alone, so that one program verifies the trees of all drafters."""
-    models = random_models(4)
-    return Pair(models.target, models.target_params)
-
-
-@functools.partial(jax.jit, static_argnames=("tap_layers",))
-def verified(models, state, tree, tap_layers=(0,)):
-    shape = {"depths": tree.depths, "ancestors": tree.ancestors}
-    return verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=tap_layers, **shape)
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_every_nodes_logits_are_those_of_a_causal_pass_along_its_path(kind):
-    models, state, tree = bare(), started(), drafted_by(kind)[0]
-    out = verified(models, state, tree)
-    for row, prompt in enumerate(PROMPTS):
-        for node, path in enumerate(paths_of(tree, row)):
-            text = [*prompt, int(state.anchors[row]), *path]
-            np.testing.assert_allclose(out.logits[row, node], uncached(models, [text])[0, -1], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_kept_path_leaves_the_cache_that_a_pass_along_it_leaves(kind):
-    models, state, tree = bare(), started(), drafted_by(kind)[0]
-    out = verified(models, state, tree)
-    depths, table = np.asarray(tree.depths), np.asarray(tree.ancestors)
-    last = [np.flatnonzero(depths[row] == 2)[-1] for row in range(2)]
-    path = jnp.array([np.flatnonzero(table[row, last[row]]) for row in range(2)])
-    kept = keep_path(out.cache, state.lengths, path, tree.tokens.shape[1])
-    tokens = jnp.take_along_axis(tree.tokens, path, axis=1)
-    alone = jax.jit(verify)(models, state.target_cache, tokens, state.lengths)
-    assert path.shape == (2, 3) and (path[:, 1:] != jnp.arange(1, 3)).any(axis=1).all()
-    for (k, v), (true_k, true_v) in zip(kept, alone.cache, strict=True):
-        for row in range(2):
-            rows = slice(0, int(state.lengths[row]) + 3)
-            np.testing.assert_allclose(k[row, :, rows], true_k[row, :, rows], atol=1e-5)
-            np.testing.assert_allclose(v[row, :, rows], true_v[row, :, rows], atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------ acceptance

@@ -62,11 +62,6 @@ def test_a_block_over_the_caches_edge_keeps_every_committed_row():
         np.testing.assert_array_equal(before[0][:, :, :5], after[0][:, :, :5])
 
 
-def test_the_mask_of_a_block_shows_the_past_and_the_ancestors():
-    mask = block_mask(jnp.array([2]), jnp.tril(jnp.ones((3, 3), bool)), 6)
-    assert mask[0].astype(int).tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
-
-
 def test_features_are_the_outputs_of_the_tapped_layers_in_list_order():
     models = random_models()
     cache = prefilled(models)

@@ -76,7 +76,7 @@ def test_every_form_is_the_weighted_sum_of_the_experts(product, form, rows):
 
 
 def test_one_row_on_a_gpu_gathers_its_experts():
-    out, expected = moe.gathered(*routed(1, jnp.float32), matrices("floating")), exact("floating", 1, jnp.float32)
+    out, expected = moe.take_experts(*routed(1, jnp.float32), matrices("floating")), exact("floating", 1, jnp.float32)
     np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6 * abs(expected).max())
 
 

@@ -202,7 +202,7 @@ def attend_passes(
         if window:
             mask &= jnp.arange(end) > jnp.arange(start, end)[:, None] - window
         first = tuple(x[:, :, :end] for x in passes[0])
-        later = [tuple(x[:, :, start:end] for x in one) for one in passes[1:]]
+        later = [tuple(x[:, :, start:end] for x in rows) for rows in passes[1:]]
         return jax.checkpoint(_attend_part)(q[:, :, start:end], first, later, mask)
 
     return jnp.concatenate([part(start) for start in range(0, length, size)], axis=2)
