@@ -6,9 +6,8 @@
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round, and the loop of rounds; head
 and round with few candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and
 6 passes. vocabulary: a round that drafts among few tokens. eight_bits: step and round of targets and of drafters in
-eight bits. noise: a round whose drafts share the target's noise. trees: proposal, verify and commit of 16 to 128
-nodes, and a round. contexts: step and round over caches of 512 to 32,768 slots for 1 to 32 requests, and rounds of
-one request with a draft window. From shapes alone (programs.py).
+eight bits. trees: proposal, verify and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of
+512 to 32,768 slots for 1 to 32 requests, and rounds of one request with a draft window. All from shapes (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
 again. It then writes one table for each of these into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
@@ -148,14 +147,6 @@ WORKS |= {
         | {"fp8 step moved": "FP8 step", "fp8 round64 moved": "FP8 round", "fp8 round64 share": "÷ bfloat16"}
         | {"int8 round64 peak share": "int8 peak ÷ bfloat16", "draft over step": "int8 drafter: round ÷ step"}
         | {"draft vocabulary over step": "with 32,768 tokens", "int8 draft round64 share": "both int8 ÷ bfloat16"},
-    ),
-    "noise": Work(
-        "Drafts that share the noise",
-        (("8b", "h200", 1), ("8b", "v6e", 1), ("8b", "v5p", 4)),
-        2,
-        programs.noise,
-        lambda models: {},
-        PLACE | {"greedy moved": "greedy drafts, GB", "shared moved": "shared noise, GB"},
     ),
 }
 SAYS = """\

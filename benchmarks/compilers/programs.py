@@ -6,7 +6,6 @@ Batch 1 and caches of 4,096 slots in bfloat16 where nothing else is stated; five
 import dataclasses
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,7 @@ NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
 CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
 WINDOW = 2_048  # rows of the text that a windowed draft reads
 KV = ("k_proj", "v_proj")
-GREEDY, WARM = SamplingParams(), SamplingParams(0.7, top_k=20, top_p=0.8)  # Qwen3's advice
+GREEDY = SamplingParams()
 DRAFT_TOKENS = 32_768
 
 
@@ -317,17 +316,6 @@ def eight_bits(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     for name, (part, drafted) in rounds.items():
         programs[f"{name} {label}"] = chains(mesh, with_drafter(mesh, part, drafted, int8=True))[label]
     return programs
-
-
-def noise(mesh: Mesh, models: Pair) -> dict[str, tuple]:
-    """Rounds at temperature 0.7 whose drafts are greedy, or share the target's noise."""
-    arguments = (models, state_on(mesh, models), array(mesh, 1))
-
-    def round_of(sharpness: float):
-        settings = dataclasses.replace(drafting(), draft_sharpness=sharpness)
-        return lambda models, state, stop: speculative_round(models, state, stop, WARM, settings)
-
-    return {"greedy": (round_of(math.inf), arguments), "shared": (round_of(2.0), arguments)}
 
 
 # -------------------------------------------------------------------------------------------------------- bounds

@@ -131,16 +131,19 @@ class SwiGLU(nn.Module):
     def _gate_up(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         many = self.is_initializing() or math.prod(x.shape[:-1]) > DECODED_ROWS or sharding.on_mesh()
         kernels = [] if many else [m.variables["params"]["kernel"] for m in (self.gate_proj, self.up_proj)]
-        if many or any(map(quantized.is_quantized, kernels)):
+        if many or not quantized.joinable(kernels):
             return self.gate_proj(x), self.up_proj(x)
         forms = {"cuda": one_product, "default": lambda x, *kernels: tuple(multiply(x, each) for each in kernels)}
         return jax.lax.platform_dependent(x.astype(self.dtype), *kernels, **forms)
 
 
-def one_product(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
+def one_product(x: jax.Array, *kernels: Matrix) -> tuple[jax.Array, ...]:
     """x [..., in] times each matrix, in one kernel: the compiler for GPUs reads the joined matrix from its parts."""
-    kernel = jnp.concatenate([kernel.astype(x.dtype) for kernel in kernels], axis=1)
-    return tuple(jnp.split(multiply(x, kernel), len(kernels), axis=-1))
+    if quantized.is_quantized(kernels[0]):
+        y = with_rows(quantized.by_channels, x, quantized.joined(kernels)).astype(x.dtype)
+    else:
+        y = multiply(x, jnp.concatenate([kernel.astype(x.dtype) for kernel in kernels], axis=1))
+    return tuple(jnp.split(y, len(kernels), axis=-1))
 
 
 def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ bytes of a bfloat16 matrix (docs/compilers.md).
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,11 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 TILE = 128
 # Rows of a product that are few enough to come from decoding. With more, the time goes into multiplying.
 FEW_ROWS = 128
-SHARES = 4  # programs of the kernel for GPUs that divide the inputs of a column of tiles
-FEWEST_ROWS = 16  # of a product in that kernel; a power of two
+FEWEST_ROWS = 16  # of a product in the kernel for GPUs; a power of two
+# Programs of that kernel, at least: by estimate 96, each with three tiles on their way, keep an H100's memory busy.
+# A narrow matrix has fewer columns of tiles, so several programs share the inputs of a column, and each share writes
+# its sums to memory.
+PROGRAMS = 96
 
 
 def is_quantized(leaf: Any) -> bool:
@@ -62,6 +65,17 @@ def transposed(matrix: jax.Array | Mapping[str, jax.Array]) -> jax.Array | dict[
     return {**matrix, "q": matrix["q"].T} if is_quantized(matrix) else matrix.T
 
 
+def joinable(matrices: Sequence[jax.Array | Mapping[str, jax.Array]]) -> bool:
+    """Whether all are floating, or all have a scale for each channel, so that one matrix can hold them."""
+    in_eight_bits = [matrix for matrix in matrices if is_quantized(matrix)]
+    return not in_eight_bits or (len(in_eight_bits) == len(matrices) and not any(map(tiled, in_eight_bits)))
+
+
+def joined(matrices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """Matrices of the same inputs, [in, out] each, as one, their channels one after another."""
+    return {name: jnp.concatenate([matrix[name] for matrix in matrices], axis=1) for name in ("q", "scale")}
+
+
 def tiled(matrix: Mapping[str, jax.Array]) -> bool:
     return matrix["scale"].shape[-1] != matrix["q"].shape[-1]
 
@@ -70,7 +84,7 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
     """x [..., in] times the matrix, in float32: [..., out]."""
     if not tiled(matrix):
         x, q = _apart(x, matrix["q"])
-        return _sums("...i,io->...o", x, q) * matrix["scale"][0]
+        return by_channels(x, {**matrix, "q": q})
     rows = math.prod(x.shape[:-1])
     if rows > FEW_ROWS:
         return _by_copy(x, matrix)
@@ -87,6 +101,11 @@ def _apart(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.platform_dependent(
         x, q, cuda=lambda *both: jax.lax.optimization_barrier(both), default=lambda *both: both
     )
+
+
+def by_channels(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
+    """`product` with one scale for each channel, of a matrix that is used once."""
+    return _sums("...i,io->...o", x, matrix["q"]) * matrix["scale"][0]
 
 
 def _sums(formula: str, x: jax.Array, q: jax.Array) -> jax.Array:
@@ -120,30 +139,33 @@ def by_kernel(x: jax.Array, matrix: Mapping[str, jax.Array], interpret: bool) ->
     """
     q, scale = matrix["q"], matrix["scale"]
     count, width = x.shape[0], q.shape[1]
-    rows = max(FEWEST_ROWS, 1 << (count - 1).bit_length())
-    shares = math.gcd(SHARES, len(scale))
+    rows = max(FEWEST_ROWS, 1 << (count - 1).bit_length())  # a block reaches beyond x; no program touches that
+    columns = width // TILE
+    shares = math.gcd(1 << (-(-PROGRAMS // columns) - 1).bit_length(), len(scale))
     tiles = len(scale) // shares
     parts = pl.pallas_call(
-        _kernel,
-        grid=(width // TILE, shares),
+        functools.partial(_kernel, count=count),
+        grid=(columns, shares),
         in_specs=[
             pl.BlockSpec((rows, tiles * TILE), lambda column, share: (0, share)),
             pl.BlockSpec((tiles * TILE, TILE), lambda column, share: (share, column)),
             pl.BlockSpec((tiles, 1), lambda column, share: (share, column)),
         ],
         out_specs=pl.BlockSpec((None, rows, TILE), lambda column, share: (share, 0, column)),
-        out_shape=jax.ShapeDtypeStruct((shares, rows, width), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((shares, count, width), jnp.float32),
         compiler_params=triton.CompilerParams(num_warps=4 if rows < FEW_ROWS else 8, num_stages=3),
         interpret=interpret,
-    )(jnp.pad(x, ((0, rows - count), (0, 0))), q, scale)
-    return parts.sum(axis=0)[:count]
+    )(x, q, scale)
+    return parts.sum(axis=0)
 
 
-def _kernel(x_ref, q_ref, scale_ref, out_ref):
+def _kernel(x_ref, q_ref, scale_ref, out_ref, *, count: int):
+    there = jnp.broadcast_to((jnp.arange(len(x_ref)) < count)[:, None], out_ref.shape)
+
     def add(tile, sums):
         inputs = pl.ds(tile * TILE, TILE)
-        values = q_ref[inputs, :].astype(x_ref.dtype)
-        return sums + long_attention.product(x_ref[:, inputs], values, 0) * scale_ref[tile, 0]
+        x = triton.load(x_ref.at[:, inputs], mask=there, other=0)
+        return sums + long_attention.product(x, q_ref[inputs, :].astype(x.dtype), 0) * scale_ref[tile, 0]
 
     start = jnp.zeros(out_ref.shape, jnp.float32)
-    out_ref[...] = jax.lax.fori_loop(0, scale_ref.shape[0], add, start)
+    triton.store(out_ref, jax.lax.fori_loop(0, scale_ref.shape[0], add, start), mask=there)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.models import quantized
 from domino_jax.models.attention import attend, causal_mask
 from domino_jax.models.cache import (
     append,
@@ -50,15 +51,22 @@ def test_rotation_angles_tell_256_from_257_for_bfloat16_heads():
     assert abs(float(out[0, 0, 0, 0]) - float(out[0, 0, 1, 0])) > 0.1
 
 
-def test_the_hidden_units_of_a_few_rows_are_one_product_on_a_gpu_and_equal():
+@pytest.mark.parametrize(("in_int8", "products"), [((), 2), (("gate_proj", "up_proj"), 2), (("up_proj",), 3)])
+def test_the_hidden_units_of_a_few_rows_are_one_product_on_a_gpu_and_equal(in_int8, products):
+    """Not where only one of the two matrices is in eight bits."""
     layer, x = SwiGLU(6, 10, jnp.float32), jax.random.normal(jax.random.key(0), (1, 9, 6))
-    params = layer.init(jax.random.key(1), x)
-    matrices = [params["params"][name]["kernel"] for name in ("gate_proj", "up_proj")]
-    gate, up = (x @ matrix for matrix in matrices)
-    for one, two in zip(one_product(x, *matrices), (gate, up), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-    expected = (jax.nn.silu(gate) * up) @ params["params"]["down_proj"]["kernel"]
-    np.testing.assert_allclose(layer.apply(params, x), expected, rtol=1e-5, atol=1e-7)
+    parts = layer.init(jax.random.key(1), x)["params"]
+    stored = parts | {name: {"kernel": quantized.quantize(parts[name]["kernel"], "int8")} for name in in_int8}
+    parts |= {name: {"kernel": quantized.dequantized(stored[name]["kernel"])} for name in in_int8}
+    gate, up = (x @ parts[name]["kernel"] for name in ("gate_proj", "up_proj"))
+    if products == 2:
+        joined = one_product(x, *(stored[name]["kernel"] for name in ("gate_proj", "up_proj")))
+        for one, two in zip(joined, (gate, up), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+    expected = (jax.nn.silu(gate) * up) @ parts["down_proj"]["kernel"]
+    np.testing.assert_allclose(layer.apply({"params": stored}, x), expected, rtol=1e-5, atol=1e-7)
+    text = jax.jit(layer.apply).trace({"params": stored}, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.dot_general") == products
 
 
 @pytest.mark.parametrize("platform, rows", [("cpu", 1), ("tpu", 8), ("cuda", 8)])
