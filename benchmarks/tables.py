@@ -83,31 +83,10 @@ def put_section(path: pathlib.Path, name: str, text: str) -> None:
 # ------------------------------------------------------------------------------------------------- statistics
 
 
-def spread(values: Sequence[float]) -> float:
-    """Half the range."""
-    return (max(values) - min(values)) / 2
-
-
-def with_spread(values: Sequence[float], form: str = ".2f") -> str | None:
-    """The mean of the seeds ± half their range; one seed is a number alone, none is None."""
-    if not values:
-        return None
-    around = f" ± {spread(values):{form}}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):{form}}{around}"
-
-
-def changes_of(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """By how many per cent ours is above theirs, seed by seed.
-
-    The runs of one seed share rows and their order, so a quotient varies much less than its parts.
-    """
-    return [100 * (one / other - 1) for one, other in zip(ours, theirs, strict=True)]
-
-
-def say_changes(changes: Sequence[float]) -> str:
-    """Their mean, with the single ones where there are several."""
-    each = f" ({', '.join(f'{change:+.1f}' for change in changes)})" if len(changes) > 1 else ""
-    return f"{statistics.fmean(changes):+.1f} %{each}"
+def with_spread(values: Sequence[float]) -> str:
+    """The mean of the seeds ± half their range; one seed is a number alone."""
+    around = f" ± {(max(values) - min(values)) / 2:.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{around}"
 
 
 # -------------------------------------------------------------------------------------------------- conditions

@@ -1,256 +1,258 @@
-"""The stages of a comparison in one folder: answers, trainings, decodings and other commands, each run once.
+"""Drafters of the tiny target, trained on the same rows and judged on the same answers.
 
-A stage is a real command in a separate process with a log, <workdir>/<name>.log, and a record, <workdir>/<name>.json.
-A finished stage is not run again, an interrupted one continues as its command does, and one that was started with
-other flags is refused. So a study may be stopped at any moment and started again.
+    study.compare(options, overrides, variants, section)
+
+Each stage is a command of the package in a separate process. The target answers the training prompts once, and the
+held-out prompts once at each temperature (domino_jax.regenerate). Every variant is trained on those rows
+(domino_jax.train), and one pass over the held-out answers gives τ of all variants and their differences, paired by
+answer (domino_jax.evaluate). Start a study again to continue it: the commands go on where they were stopped, or refuse
+what was made with other values.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import operator
+import math
 import os
 import pathlib
-import signal
+import shutil
+import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.tables import ROOT, conditions, publish
-from domino_jax.decoding.settings import BASELINE, DRAFT, TREE
-from domino_jax.recipe.loading import load_recipe
+from benchmarks.tables import DATA, ROOT, conditions, markdown, put_section, with_spread, write_csv
+from domino_jax.evals.evaluation import EVALUATION
 from domino_jax.recipe.rules import unread
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
-from domino_jax.runtime.preemption import PREEMPTED
+from domino_jax.weights import hf
 
 RECIPE = ROOT / "configs" / "tiny.py"
-PROMPTS = ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl"
+TINY = ROOT / "assets" / "tiny_qwen3"
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"  # the random target of --small
-EVALUATIONS = 4  # of each training, spread evenly, the last at its end
-LOGGED = 100  # steps of each training, about
-TIMED_PROMPTS = 24  # answered by each drafter for its tokens per second
-MINUTE = 60.0
-
-
-class OutOfTime(DominoError):
-    """The time of --minutes is over, or the study was asked to stop; everything so far is saved."""
-
-    exit_code = PREEMPTED
+TEMPERATURES = (0, 1)
+CHECKPOINTS = 4  # of each training
+Figures = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-    """One command of a study.
+class Variant:
+    """One drafter: its title in the table, and the recipe keys that its training changes.
 
-    name: of its record and log.  module: for `python -m`.  flags: without `--`, in any order.
-    folder: the flag that names its folder or file under the workdir, and that name.
-    brief: with other flags it is run again instead of refused.
+    trained_as: the training whose drafter it takes, by name; "" for a separate one.
+    passes: over a block, in which it drafts; 0: as its folder says.
     """
 
-    name: str
-    module: str
-    flags: Mapping[str, Any]
-    folder: tuple[str, str]
-    brief: bool = False
+    title: str
+    changes: Mapping[str, Any]
+    trained_as: str = ""
+    passes: int = 0
+
+
+def compare(
+    options: argparse.Namespace, overrides: Sequence[str], variants: Mapping[str, Variant], section: Mapping[str, str]
+) -> None:
+    """Trains and judges the variants, and writes the table, its data file and that of all pairs.
+
+    variants: by name; the first one is what the table compares the others with.
+    section: "name", "title", "module" and "says", sentences about the variants.
+    """
+    study = Study(options.workdir, overrides)
+    variants = {name: one for name, one in variants.items() if not options.only or name in options.only}
+    study.answers("rows", "data.train", TINY / "prompts_train.jsonl", {})
+    evaluations: dict[int, list[Figures]] = {temperature: [] for temperature in TEMPERATURES}
+    for seed in options.seeds:
+        folders = {name: study.train(name, one, seed, options.steps) for name, one in variants.items()}
+        for temperature, seeds in evaluations.items():
+            answers, values = f"held_out_t{temperature}", {"num_prompts": 0, "temperature": temperature}
+            study.answers(answers, "eval.prompts", TINY / "prompts_heldout.jsonl", values)
+            seeds.append(study.evaluate(f"seed{seed}_t{temperature}", answers, folders))
+    rows = [
+        {"drafter": one.title, "weights_m": parameters(folders[name]) / 1e6, **figures_of(name, evaluations)}
+        for name, one in variants.items()
+    ]
+    write_csv(options.page.parent / DATA / f"{section['name']}_pairs.csv", pair_rows(evaluations))
+    write(options, overrides, section, rows, next(iter(variants.values())).title)
+
+
+# ----------------------------------------------------------------------------------------------------- stages
 
 
 class Study:
-    """Runs stages in `workdir` until the time is over.
+    """The stages in `workdir`.
 
-    Args:
-        overrides: further --config.KEY=VALUE flags, which go to every command that has a recipe.
-        minutes: the time limit; 0 means none. At the limit the running stage is asked to save and stop. No further
-            stage begins.
+    overrides: further --config.KEY=VALUE flags, which go to every command.
     """
 
-    def __init__(self, workdir: str | os.PathLike, overrides: Sequence[str] = (), minutes: float = 0.0):
+    def __init__(self, workdir: str | os.PathLike, overrides: Sequence[str] = ()):
         self.workdir = pathlib.Path(workdir).expanduser().resolve()
         self.workdir.mkdir(parents=True, exist_ok=True)
-        self.overrides = dict(text.removeprefix("--").split("=", 1) for text in overrides)
-        self.deadline = time.monotonic() + MINUTE * minutes if minutes else None
+        self.overrides = dict(text.removeprefix("--config.").split("=", 1) for text in overrides)
 
-    # ------------------------------------------------------------------------------------------------ stages
+    def answers(self, name: str, key: str, prompts: pathlib.Path, values: Mapping[str, Any]) -> None:
+        """The target's answers to the prompts of the override `key`, or to these, in NAME.jsonl.
 
-    def answers(self) -> pathlib.Path:
-        """The target's answers to the recipe's training prompts: rows for all trainings."""
-        prompts = self.overrides.get("config.data.train", str(PROMPTS))
-        flags = {"config": RECIPE, "prompts": prompts, **self.overrides}
-        return self.run(Stage("regenerate", "domino_jax.regenerate", flags, ("output", "rows.jsonl")))
+        values: of the section regenerate.
+        """
+        flags = {"prompts": self.overrides.get(key, prompts), "output": self.workdir / f"{name}.jsonl"}
+        changes = {f"regenerate.{field}": value for field, value in values.items()}
+        self.run(name, "domino_jax.regenerate", flags, self.overrides | changes)
 
-    def train(self, name: str, changes: Mapping[str, Any], seed: int, steps: int) -> pathlib.Path:
-        """The workdir of one training on the answers, evaluated EVALUATIONS times if `changes` do not say otherwise."""
-        every = -(-steps // EVALUATIONS)
+    def train(self, name: str, one: Variant, seed: int, steps: int) -> pathlib.Path:
+        """The folder of a variant that was trained on rows.jsonl."""
         values = {
             "seed": seed,
             "train.steps": steps,
-            "train.log_every": max(1, steps // LOGGED),
-            "checkpoint.every": every,
-            "eval.every": every,
-            "eval.num_prompts": 64,
+            "checkpoint.every": -(-steps // CHECKPOINTS),
+            "eval.every": 0,
             "eval.final": False,
-            **changes,
+            **one.changes,
         }
-        name = f"{name}_seed{seed}_steps{steps}"
-        return self.run(Stage(name, "domino_jax.train", self._on_answers(values), ("workdir", name)))
+        given = {"drafter.head": "domino", "train.loss": "own", "train.dpace_alpha": None, **values, **self.overrides}
+        choices = [given[key] for key in ("drafter.head", "train.loss", "train.dpace_alpha")]
+        # The command refuses keys that a head does not read.
+        values |= {key: text for key, text in self.overrides.items() if not unread(key, *choices)}
+        values |= {"data.train": self.workdir / "rows.jsonl", "data.regenerate": False}
+        name = f"{one.trained_as or name}_seed{seed}_steps{steps}"
+        folder = self.workdir / name
+        self.run(name, "domino_jax.train", {"workdir": folder}, values)
+        return in_passes(folder, one.passes) if one.passes else folder
 
-    def step_cost(self, name: str, changes: Mapping[str, Any], steps: int) -> dict[str, Any]:
-        """dry_run.json of a training: FLOPs and memory of a step, counted from the program without running it.
-
-        With the steps of the training the program is the same, and the training has left it in the cache.
-        """
-        values = {"train.steps": steps, "eval.every": 0, "eval.final": False, **changes}
-        flags = {**self._on_answers(values), "dry_run": ""}
-        folder = self.run(Stage(f"{name}_cost", "domino_jax.train", flags, ("workdir", f"{name}_cost")))
-        return json.loads((folder / "dry_run.json").read_text())
-
-    def decode(self, name: str, drafter: pathlib.Path, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The report of a decoding of the recipe's held-out prompts with the export of a training."""
-        changes = {"drafter.path": drafter, **values}
-        flags = {"config": RECIPE, **self.overrides, **{f"config.{key}": value for key, value in changes.items()}}
-        folder = self.run(Stage(name, "domino_jax.decode", flags, ("output", name)))
-        return json.loads((folder / "report.json").read_text())
-
-    def of_recipe(self, key: str) -> Any:
-        """A value of the recipe; where an override gives it, its text."""
-        flag = f"config.{key}"
-        return self.overrides[flag] if flag in self.overrides else operator.attrgetter(key)(load_recipe(str(RECIPE)))
-
-    def timings(
-        self, name: str, runs: Mapping[str, pathlib.Path], drafts: int, nodes: int, temperature: float = 0.0
-    ) -> dict[str, dict[str, Any]]:
-        """Figures by mode of the drafters of trainings, which alternate in one process with one plain decoding.
-
-        They are those of report.json: tokens_per_second, speedup, break_even_tau, time_split. Needs a quiet machine.
-        Other runs or settings under the same name are measured again.
-        """
-        sampled = temperature > 0
-        values = {
-            "decode.compare": "(" + "".join(f"'{run}'," for run in runs.values()) + ")",
-            "decode.modes": f"('{BASELINE}','{DRAFT}')" if sampled else f"('{BASELINE}','{DRAFT}','{TREE}')",
-            "decode.num_drafts": drafts,
-            "decode.tree.nodes": nodes,
-            "decode.temperature": temperature,
-            "decode.num_prompts": TIMED_PROMPTS,
+    def evaluate(self, name: str, answers: str, folders: Mapping[str, pathlib.Path]) -> Figures:
+        """{"drafters": by name, "pairs": by the names of two} of evaluation.json, on the answers of a file."""
+        output = self.workdir / f"evaluation_{name}"
+        flags = {"answers": self.workdir / f"{answers}.jsonl", "drafters": ",".join(map(str, folders.values()))}
+        values = {"decode.num_prompts": 0, **self.overrides}
+        self.run(output.name, "domino_jax.evaluate", {**flags, "output": output}, values)
+        evaluation = json.loads((output / EVALUATION).read_text())
+        names = {str(folder): name for name, folder in folders.items()}
+        return {
+            "drafters": {names[path]: figures for path, figures in evaluation["drafters"].items()},
+            "pairs": {tuple(names[path] for path in pair["drafters"]): pair["tau"] for pair in evaluation["pairs"]},
         }
-        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **self.overrides}
-        folder = self.run(Stage(name, "domino_jax.decode", flags, ("output", name), brief=True))
-        drafters = json.loads((folder / "compare.json").read_text())["drafters"]
-        return {name: drafters[run.name]["modes"] for name, run in runs.items()}
 
-    def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Flags of a training: what the command line gives goes over what the study gives, if the training reads it."""
-        given = {flag.removeprefix("config."): text for flag, text in self.overrides.items()}
-        stated = {"drafter.head": "domino", "train.loss": "own", "train.dpace_alpha": None, **values, **given}
-        choices = [stated[key] for key in ("drafter.head", "train.loss", "train.dpace_alpha")]
-        read = values | {key: text for key, text in given.items() if not unread(key, *choices)}
-        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in read.items()}}
-        rows = self.workdir / "rows.jsonl"
-        return flags | {"config.data.train": rows, "config.data.regenerate": False}
-
-    # ------------------------------------------------------------------------------------------------ running
-
-    def run(self, stage: Stage) -> pathlib.Path:
-        """The stage's folder or file, after its command has ended well, now or earlier.
+    def run(self, name: str, module: str, flags: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Runs a command with the recipe, whose output goes to NAME.log; not again once it ended well with these flags.
 
         Raises:
-            DominoError: it was started with other flags, or its command failed.
-            OutOfTime: the time is over.
+            DominoError: it left with an exit code.
         """
-        folder, record = self.workdir / stage.folder[1], self.workdir / f"{stage.name}.json"
-        # Without the paths of workdir and checkout, which may be moved.
-        places = {str(self.workdir): "WORKDIR", f"{ROOT}/": "./"}
-        flags = {key: str(value) for key, value in stage.flags.items()}
-        for place, name in places.items():
-            flags = {key: value.replace(place, name) for key, value in flags.items()}
-        done = {"module": stage.module, "flags": flags, "seconds": 0.0, "finished": False}
-        if record.exists():
-            stored = json.loads(record.read_text())
-            if stored["flags"] == flags or not stage.brief:
-                refuse_other_flags(record, stored["flags"], flags)
-                done = stored
-        if done["finished"]:
-            print(f"{stage.name}: already finished", flush=True)
-            return folder
-        if self.deadline is not None and time.monotonic() >= self.deadline:
-            raise OutOfTime(f"the time is over before {stage.name}; start again to continue.")
-        write_whole(record, json.dumps(done, indent=1) + "\n")
-        named = {**stage.flags, stage.folder[0]: folder}
-        arguments = [f"--{key}" if value == "" else f"--{key}={value}" for key, value in named.items()]
-        begin = time.monotonic()
-        try:
-            self.execute([stage.module, *arguments], stage.name)
-            done["finished"] = True
-        finally:
-            done["seconds"] = round(done["seconds"] + time.monotonic() - begin, 1)
-            write_whole(record, json.dumps(done, indent=1) + "\n")
-        return folder
-
-    def execute(self, command: Sequence[str], name: str) -> None:
-        """Runs a module in a separate process; its output goes to <workdir>/<name>.log."""
-        cache = self.workdir / ".xla_cache"  # one for all: the runs share most of their programs
-        cache.mkdir(mode=0o700, exist_ok=True)
-        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
-        log = self.workdir / f"{name}.log"
+        command = [module, f"--config={RECIPE}", *(f"--{key}={value}" for key, value in flags.items())]
+        command += [f"--config.{key}={value}" for key, value in values.items()]
+        record, log = self.workdir / f"{name}.command", self.workdir / f"{name}.log"
+        text = "\n".join(command) + "\n"
+        if record.exists() and record.read_text() == text:
+            print(f"{name}: already finished", flush=True)
+            return
         print(f"{name}: running, see {log}", flush=True)
+        environment = {"JAX_COMPILATION_CACHE_DIR": str(self.workdir / ".xla_cache"), **os.environ}
         with log.open("a", encoding="utf-8") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
-            )
-        with passing_on(signal.SIGTERM, process):
-            code = self._wait(process)
-        if code in (PREEMPTED, -signal.SIGTERM):  # the latter: it had nothing to lose yet
-            raise OutOfTime(f"{name} was stopped with everything saved; start again to continue.")
+            options = {"cwd": ROOT, "env": environment, "stdout": file, "stderr": subprocess.STDOUT}
+            code = subprocess.run([sys.executable, "-m", *command], check=False, **options).returncode
         if code:
-            last = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
+            last = log.read_text(encoding="utf-8").strip().splitlines()[-5:]
             raise DominoError(f"{name} left with exit code {code}; {log} ends:\n" + "\n".join(last))
-
-    def _wait(self, process: subprocess.Popen) -> int:
-        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-        try:
-            return process.wait(left)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # the commands save and leave
-            return process.wait()
+        write_whole(record, text)
 
 
-@contextlib.contextmanager
-def passing_on(number: signal.Signals, process: subprocess.Popen) -> Iterator[None]:
-    """A signal to this process goes to `process`, after whose end the study stops."""
-    before = signal.signal(number, lambda *_: process.send_signal(number))
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
+def in_passes(run: pathlib.Path, passes: int) -> pathlib.Path:
+    """A folder beside a training's with the same drafter, which drafts in that many passes over a block."""
+    folder = run.with_name(f"{run.name}_passes{passes}")
+    shutil.copytree(run / "export", folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"xpress_num_passes": passes}))
+    return folder
 
 
-def refuse_other_flags(record: pathlib.Path, stored: Mapping[str, str], flags: Mapping[str, str]) -> None:
-    different = sorted(key for key in {*stored, *flags} if stored.get(key) != flags.get(key))
-    if different:
-        key = different[0]
-        was, now = (values.get(key, "absent") for values in (stored, flags))
-        raise DominoError(
-            f"{record} was made with other flags: {key} was {was} and is {now}.\n"
-            "Choose another --workdir, or give the same flags."
-        )
+def parameters(folder: pathlib.Path) -> int:
+    """Parameters of a drafter, in the folder of its training or in its own."""
+    export = folder / "export"
+    tensors = hf.open_tensors(export if export.exists() else folder)
+    return sum(math.prod(tensors.read(name).shape) for name in tensors)
 
 
-# ---------------------------------------------------------------------------------------------- command line
+# ---------------------------------------------------------------------------------------------------- figures
 
 
-def parser_of(description: str, steps: int) -> argparse.ArgumentParser:
+def figures_of(name: str, evaluations: Mapping[int, Sequence[Figures]]) -> dict[str, Any]:
+    """The columns of one variant: by temperature τ at each number of drafts, the first variant's lead, acceptance."""
+    row: dict[str, Any] = {}
+    for temperature, seeds in evaluations.items():
+        chosen, end = [seed["drafters"][name] for seed in seeds], f"t{temperature}"
+        for width in chosen[0]["tau"]:
+            taus = [one["tau"][width] for one in chosen]
+            low, high = envelope([one["intervals"][width] for one in chosen])
+            row |= {
+                f"tau_{width}_{end}": statistics.fmean(taus),
+                f"low_{width}_{end}": low,
+                f"high_{width}_{end}": high,
+            }
+            row[f"tau_{end}"] = f"{with_spread(taus)}{brackets(low, high)}"  # the last one stays: all drafts
+        if chosen[0]["tau_backbone"] is not None:
+            row[f"backbone_{end}"] = statistics.fmean(one["tau_backbone"] for one in chosen)
+        first = next(iter(seeds[0]["drafters"]))
+        if name != first:
+            lead = list(leads(seeds, (first, name)).values())[-1]
+            row[f"lead_{end}"] = say_lead(**lead)
+        for place in range(len(chosen[0]["accept_by_position"])):
+            row[f"accept_{place + 1}_{end}"] = statistics.fmean(one["accept_by_position"][place] for one in chosen)
+    return row
+
+
+def leads(seeds: Sequence[Figures], pair: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """By drafts of a round, τ of the first drafter minus τ of the second, and whether the sign is sure."""
+    table = {}
+    for width in seeds[0]["pairs"][pair]:
+        each = [seed["pairs"][pair][width] for seed in seeds]
+        low, high = envelope([one["interval"] for one in each])
+        real = low is not None and not low <= 0 <= high
+        mean = statistics.fmean(one["difference"] for one in each)
+        table[width] = {"difference": mean, "low": low, "high": high, "real": real}
+    return table
+
+
+def envelope(intervals: Sequence[Sequence[float] | None]) -> tuple[float | None, float | None]:
+    """From the lowest to the highest end of the seeds' intervals: a sign that it leaves sure is sure in each seed."""
+    if None in intervals:
+        return None, None
+    lows, highs = zip(*intervals, strict=True)
+    return min(lows), max(highs)
+
+
+def pair_rows(evaluations: Mapping[int, Sequence[Figures]]) -> list[dict[str, Any]]:
+    """A row for each two variants, temperature and number of drafts that both have."""
+    return [
+        {"first": first, "second": second, "temperature": temperature, "drafts": int(width), **lead}
+        for temperature, seeds in evaluations.items()
+        for first, second in seeds[0]["pairs"]
+        for width, lead in leads(seeds, (first, second)).items()
+    ]
+
+
+def brackets(low: float | None, high: float | None, form: str = ".2f") -> str:
+    return "" if low is None else f" ({low:{form}} to {high:{form}})"
+
+
+def say_lead(difference: float, low: float | None, high: float | None, real: bool) -> str:
+    """Bold where the sign is sure."""
+    mark = "**" if real else ""
+    return f"{mark}{difference:+.2f}{mark}{brackets(low, high, '+.2f')}"
+
+
+# ----------------------------------------------------------------------------------------------- command line
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
     """The flags that all studies have."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder of the rows and of all runs")
-    parser.add_argument("--steps", type=int, default=steps, help="steps of each training")
-    parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
-    parser.add_argument("--only", default="", help="names joined by commas: run these alone")
-    parser.add_argument("--minutes", type=float, default=0.0, help="save and stop after this time; 0: no limit")
+    parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder of the answers and all trainings")
+    parser.add_argument("--steps", type=int, default=400, help="steps of each training")
+    parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; all trainings for each")
+    parser.add_argument("--only", default="", help="names of drafters, joined by commas: these alone")
     parser.add_argument("--page", type=pathlib.Path, help="the page that gets the table; default: WORKDIR/tables.md")
     parser.add_argument("--small", action="store_true", help="a random target and a few steps: a test of the command")
     return parser
@@ -289,7 +291,7 @@ def seeds_of(text: str) -> list[int]:
 def small_overrides(folder: pathlib.Path) -> list[str]:
     """Flags for a golden target of four random layers, with prompts of token ids, which this writes into `folder`."""
     cases = json.loads((GOLDEN / "golden.json").read_text())["generate"]
-    files = {"held_out": cases[:1], "prompts": cases[1:]}
+    files = {"held_out": cases[:2], "prompts": cases[2:]}
     for name, chosen in files.items():
         rows = [{"id": f"{name}{place}", "token_ids": case["prompt"]} for place, case in enumerate(chosen)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -297,44 +299,50 @@ def small_overrides(folder: pathlib.Path) -> list[str]:
         "target.path": GOLDEN / "target",
         "drafter.mask_token_id": 259,
         "drafter.num_layers": 1,
-        "drafter.block_size": 4,
-        "drafter.domino.gru_hidden_dim": 16,
-        "drafter.dflash2.rank": 8,
         "drafter.target_layer_ids": "(1,2,3)",  # the usual ones of EAGLE-3 do not fit so few layers
         "data.train": folder / "prompts.jsonl",
         "data.max_length": 64,
         "train.batch_size": 2,
         "train.num_anchors": 8,
         "eval.prompts": folder / "held_out.jsonl",
-        "decode.max_new_tokens": 8,
-        "decode.tree.lanes": 4,
-        "decode.tree.nodes": 4,
-        "decode.cache_length": 128,
         "regenerate.max_new_tokens": 16,
     }
     return [f"--config.{key}={value}" for key, value in changes.items()]
 
 
 def write(
-    options: argparse.Namespace, overrides: Sequence[str], module: str, names: Sequence[str], section: Mapping[str, Any]
+    options: argparse.Namespace,
+    overrides: Sequence[str],
+    section: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+    first: str,
 ) -> None:
-    """Puts a table into the page and beside it, and prints it.
-
-    names: of the flags that the command on the page prints. section: "name", "title", "rows", "columns", and "says",
-    sentences about them.
-    """
-    values = {**vars(options), "seeds": ",".join(map(str, options.seeds))}
-    words = [f"python -m {module} --workdir=WORKDIR", *(f"--{name}={values[name]}" for name in names)]
+    """Puts the table into the page and its data file beside it, and prints it."""
+    chosen = {name: ",".join(map(str, vars(options)[name])) for name in ("seeds", "only")}
+    words = [f"python -m {section['module']} --workdir=WORKDIR --steps={options.steps}"]
+    words += [f"--{name}={value}" for name, value in chosen.items() if value]
     words += [] if options.small else overrides
-    seeds = "one seed" if len(options.seeds) == 1 else f"{len(options.seeds)} seeds: mean ± half their range"
+    write_csv(options.page.parent / DATA / f"{section['name']}.csv", rows)
+    by_temperature = ""
+    for temperature in TEMPERATURES:
+        end = f"t{temperature}"
+        columns = {"drafter": f"T = {temperature}", "weights_m": "weights, M"}
+        columns |= {f"tau_{width}_{end}": f"τ, {width} drafts" for width in (1, 2, 4)} | {f"tau_{end}": "τ, all drafts"}
+        columns |= {f"backbone_{end}": "its backbone alone", f"lead_{end}": f"{first}'s lead"}
+        by_temperature += f"{markdown(rows, columns)}\n\n"
     text = f"""## {section["title"]}
 
 ```
 {" ".join(words)}
 ```
 
-{section["says"]} {options.steps} steps; {seeds}. {conditions(("jax", "flax", "optax"))}"""
-    print(publish(options.page, section["name"], section["rows"], section["columns"], text), flush=True)
+{section["says"]} A lead is τ of {first} minus τ of the row, with all drafts. Brackets: 95 % intervals by the bootstrap
+over answers, for several seeds from the lowest to the highest end; bold: an interval without 0. Training seeds:
+{chosen["seeds"]}. {conditions(("jax", "flax", "optax"))}
+
+{by_temperature}Data: [all columns](data/{section["name"]}.csv), [all pairs](data/{section["name"]}_pairs.csv)."""
+    put_section(options.page, section["name"], text)
+    print(text, flush=True)
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -342,7 +350,7 @@ def run_main(main: Callable[[], None]) -> None:
     try:
         main()
     except DominoError as error:
-        print(f"error: {error}" if not isinstance(error, OutOfTime) else str(error), file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,88 +1,70 @@
-"""benchmarks/studies/study.py: stages run once, continue, stop at the limit, and are refused with other flags."""
+"""benchmarks/studies: every training is a recipe, a stage runs once, and figures of several seeds become one row."""
 
-import json
-import os
-import signal
-import threading
-import time
+import ast
 
 import pytest
 
-from benchmarks.studies import study
-from benchmarks.studies.study import OutOfTime, Stage, Study
+from benchmarks.studies import ablations, heads
+from benchmarks.studies.study import Study, envelope, figures_of, leads, pair_rows
+from configs import tiny
+from domino_jax.method.drafters import CONFIGS
+from domino_jax.recipe import rules
 from domino_jax.runtime.errors import DominoError
 
 WORKER = """
-import pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1].split("=", 1)[1])
-folder.mkdir(exist_ok=True)
-starts = folder / "starts"
-starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
-kind = sys.argv[2].split("=", 1)[1]
-if kind == "slow" and len(starts.read_text()) == 1:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
-    (folder / "ready").touch()
-    time.sleep(60)
-if kind == "broken":
-    print("first\\nsecond\\nlast words")
-    sys.exit(3)
+import pathlib, sys
+values = dict(flag.lstrip("-").split("=", 1) for flag in sys.argv[1:])
+with open(values["output"], "a") as file:
+    file.write("x")
+print("last words")
+sys.exit(int(values["config.code"]))
 """
 
 
-@pytest.fixture
-def worker(tmp_path, monkeypatch):
-    """A module that can be run as a stage: it counts its starts, and may be slow or fail."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "worker.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    return "worker"
+@pytest.mark.parametrize("one", [*ablations.VARIANTS.values(), *heads.VARIANTS.values()], ids=lambda one: one.title)
+def test_a_training_changes_keys_and_types_of_the_recipe(one):
+    config = tiny.get_config()
+    for key, value in one.changes.items():
+        parsed = ast.literal_eval(value) if isinstance(value, str) and value.startswith("(") else value
+        config.update_from_flattened_dict({key: parsed})
+    config.eval.final = False
+    rules.check(config, "train", frozenset(one.changes))
 
 
-def stage(worker, kind="quick", name="stage", **flags):
-    return Stage(name, worker, {"workdir": "", "kind": kind, **flags}, ("workdir", f"{name}.folder"))
+def test_every_head_is_compared():
+    assert {one.changes["drafter.head"] for one in heads.VARIANTS.values()} == set(CONFIGS)
 
 
-def starts(folder):
-    return len((folder / "starts").read_text())
+def test_a_stage_that_ended_well_runs_again_only_with_other_flags(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    study, output = Study(tmp_path / "work"), tmp_path / "starts"
+    with pytest.raises(DominoError, match="stage left with exit code 3; .*stage.log ends:\nlast words"):
+        study.run("stage", "worker", {"output": output}, {"code": 3})
+    for code_and_starts in ((0, "xx"), (0, "xx"), ("00", "xxx")):
+        study.run("stage", "worker", {"output": output}, {"code": code_and_starts[0]})
+        assert output.read_text() == code_and_starts[1]
 
 
-def test_a_finished_stage_is_not_run_again(tmp_path, worker):
-    for _ in range(2):
-        folder = Study(tmp_path / "work").run(stage(worker))
-    assert starts(folder) == 1
-    record = json.loads((tmp_path / "work" / "stage.json").read_text())
-    assert record["finished"] and record["module"] == "worker"
+def evaluation(first, second, interval):
+    """Of two drafters, with their τ at 4 drafts and the interval of the difference."""
+    drafters = {
+        name: {"tau": {"1": 1.5, "4": tau}, "intervals": {"1": None, "4": [tau - 0.1, tau + 0.1]}, "tau_backbone": None}
+        for name, tau in (("a", first), ("b", second))
+    }
+    for figures in drafters.values():
+        figures["accept_by_position"] = [0.5]
+    return {"drafters": drafters, "pairs": {("a", "b"): {"4": {"difference": first - second, "interval": interval}}}}
 
 
-def test_other_flags_are_refused_also_for_an_unfinished_stage(tmp_path, worker):
-    Study(tmp_path).run(stage(worker))
-    with pytest.raises(DominoError, match="other flags: kind was quick and is slow"):
-        Study(tmp_path).run(stage(worker, "slow"))
-    with pytest.raises(DominoError, match="left with exit code 3"):
-        Study(tmp_path).run(stage(worker, "broken", "other"))
-    with pytest.raises(DominoError, match="other flags: size was absent and is 5"):
-        Study(tmp_path).run(stage(worker, "broken", "other", size=5))
-
-
-def test_at_the_limit_a_stage_saves_and_a_later_start_continues_it(tmp_path, worker, monkeypatch):
-    monkeypatch.setattr(study, "MINUTE", 1.0)
-    with pytest.raises(OutOfTime, match="stage was stopped with everything saved") as stopped:
-        Study(tmp_path, minutes=2.0).run(stage(worker, "slow"))
-    assert stopped.value.exit_code == 42
-    over = Study(tmp_path, minutes=1e-9)
-    with pytest.raises(OutOfTime, match="the time is over before next"):
-        over.run(stage(worker, name="next"))
-    assert starts(Study(tmp_path).run(stage(worker, "slow"))) == 2
-    assert json.loads((tmp_path / "stage.json").read_text())["seconds"] > 1
-
-
-def test_a_signal_to_the_study_stops_its_stage(tmp_path, worker):
-    def send():
-        while not (tmp_path / "stage.folder" / "ready").exists():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=send).start()
-    with pytest.raises(OutOfTime, match="start again to continue"):
-        Study(tmp_path).run(stage(worker, "slow"))
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_a_difference_is_real_where_every_seed_says_so():
+    sure, other = evaluation(2.5, 2.0, [0.3, 0.7]), evaluation(2.25, 2.0, [-0.1, 0.4])
+    assert leads([sure], ("a", "b"))["4"] == {"difference": 0.5, "low": 0.3, "high": 0.7, "real": True}
+    assert leads([sure, other], ("a", "b"))["4"] == {"difference": 0.375, "low": -0.1, "high": 0.7, "real": False}
+    assert envelope([[0.3, 0.7], None]) == (None, None)
+    row = figures_of("b", {0: [sure], 1: [sure, other]})
+    assert row["tau_t0"] == "2.00 (1.90 to 2.10)" and row["lead_t0"] == "**+0.50** (+0.30 to +0.70)"
+    assert row["tau_t1"] == "2.00 ± 0.00 (1.90 to 2.10)" and row["lead_t1"] == "+0.38 (-0.10 to +0.70)"
+    assert row["accept_1_t0"] == 0.5 and row["tau_1_t1"] == 1.5 and row["low_1_t1"] is None
+    [pair] = pair_rows({0: [sure]})
+    assert (pair["first"], pair["second"], pair["temperature"], pair["drafts"], pair["real"]) == ("a", "b", 0, 4, True)
