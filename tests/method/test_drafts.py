@@ -40,9 +40,9 @@ KINDS = {
 
 
 @functools.lru_cache
-def started(kind: str):
-    """The models and a state of two prompts. With sliding layers the first block reaches over the window."""
-    models = random_models(6, **KINDS[kind])
+def started(kind: str, block_size: int = 6):
+    """The models and a state of two prompts."""
+    models = random_models(block_size, **KINDS[kind])
     return models, make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
 
 
@@ -84,11 +84,9 @@ def test_the_draft_is_the_argmax_of_the_teacher_forced_logits_on_its_own_tokens(
 
 @pytest.mark.long
 def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
-    models, state = started("windowed")
-    kind = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 5, "is_causal": False}
+    models, state = started("shifted, prefix 1", 5)
+    kind = {"layer_types": ("sliding_attention",), "sliding_window": 5, "is_causal": False}
     sliding = models.replace(drafter=models.drafter.clone(config=dataclasses.replace(models.drafter.config, **kind)))
-    full = dataclasses.replace(models.drafter.config, layer_types=(), sliding_window=None)
-    models = models.replace(drafter=models.drafter.clone(config=full))
     whole, expected = (drafted(each, state)[0].tolist() for each in (models, sliding))
     assert whole != expected
     assert drafted(with_window(models, 5), state)[0].tolist() == expected
@@ -185,7 +183,7 @@ CASES += [("shifted, prefix 1", sampling, scale) for sampling, scale in ((WARM, 
 def test_the_draft_is_the_best_of_the_candidates_and_with_all_tokens_the_whole_vocabularys(kind, sampling, scale):
     """Against the roll-out over the whole vocabulary, and the same with all other base logits at -inf. The head is made
     strong, so that it moves the likeliest token out of a few candidates."""
-    models, state = started(kind)
+    models, state = started(kind, 4)
     head = models.drafter_params["head"]
     strong = {**head, "up": jax.tree.map(lambda kernel: 4 * kernel, head["up"])}
     models = models.replace(drafter_params={**models.drafter_params, "head": strong})
