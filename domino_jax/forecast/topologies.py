@@ -1,6 +1,6 @@
 """Devices that are not here, for their compilers: TPU slices by name, and GPUs of one machine.
 
-devices_of("v5e:4x4")   the 16 chips of a TPU slice: needs the libtpu wheel, not the chips
+devices_of("v5e:4x4")   the 16 chips of a TPU slice, or one with v5e:1x1: needs the libtpu wheel, not the chips
 devices_of("h100:8")    eight GPUs of a machine ("h200" is one): needs the wheels jax-cuda12-plugin and
                         jax-cuda12-pjrt of jax's version, no driver
 """
@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -100,7 +101,9 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
         return _describe(topology, "cuda", wheels, target_config=_gpu(kind), topology=places)
     for name, value in TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    return _describe(topology, "tpu", "libtpu", topology_name=topology)
+    # A machine has four chips or more, except the one with a single chip.
+    single = {"chips_per_host_bounds": (1, 1, 1)} if topology.partition(":")[2] == "1x1" else {}
+    return _describe(topology, "tpu", "libtpu", topology_name=topology, **single)
 
 
 def _gpu(kind: str) -> str:
@@ -112,7 +115,7 @@ def _gpu(kind: str) -> str:
     return text
 
 
-def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Sequence[jax.Device]:
+def _describe(asked: str, platform: str, wheels: str, **arguments: Any) -> Sequence[jax.Device]:
     name = {"topology_name": ""} | arguments
     try:
         return topologies.get_topology_desc(platform=platform, **name).devices
