@@ -19,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,7 +74,7 @@ def compare(
         {"drafter": one.title, "weights_m": parameters(folders[name]) / 1e6, **figures_of(name, evaluations)}
         for name, one in variants.items()
     ]
-    write_csv(options.page.parent / DATA / f"{section['name']}_pairs.csv", pair_rows(evaluations))
+    write_csv(options.page.parent / DATA / f"{section['name']}_pairs.csv", pair_rows(variants, evaluations))
     write(options, overrides, section, rows, next(iter(variants.values())).title)
 
 
@@ -221,14 +222,15 @@ def envelope(intervals: Sequence[Sequence[float] | None]) -> tuple[float | None,
     return min(lows), max(highs)
 
 
-def pair_rows(evaluations: Mapping[int, Sequence[Figures]]) -> list[dict[str, Any]]:
+def pair_rows(variants: Mapping[str, Variant], evaluations: Mapping[int, Sequence[Figures]]) -> list[dict[str, Any]]:
     """A row for each two variants, temperature and number of drafts that both have."""
-    return [
-        {"first": first, "second": second, "temperature": temperature, "drafts": int(width), **lead}
-        for temperature, seeds in evaluations.items()
-        for first, second in seeds[0]["pairs"]
-        for width, lead in leads(seeds, (first, second)).items()
-    ]
+    rows = []
+    for temperature, seeds in evaluations.items():
+        for pair in seeds[0]["pairs"]:
+            titles = dict(zip(("first", "second"), (variants[name].title for name in pair), strict=True))
+            for width, lead in leads(seeds, pair).items():
+                rows.append({**titles, "temperature": temperature, "drafts": int(width), **lead})
+    return rows
 
 
 def brackets(low: float | None, high: float | None, form: str = ".2f") -> str:
@@ -327,18 +329,19 @@ def write(
     for temperature in TEMPERATURES:
         end = f"t{temperature}"
         columns = {"drafter": f"T = {temperature}", "weights_m": "weights, M"}
-        columns |= {f"tau_{width}_{end}": f"τ, {width} drafts" for width in (1, 2, 4)} | {f"tau_{end}": "τ, all drafts"}
-        columns |= {f"backbone_{end}": "its backbone alone", f"lead_{end}": f"{first}'s lead"}
+        columns |= {f"tau_1_{end}": "τ, 1 draft", f"tau_2_{end}": "2 drafts", f"tau_4_{end}": "4 drafts"}
+        columns |= {f"tau_{end}": "all drafts", f"backbone_{end}": "its backbone", f"lead_{end}": f"{first}'s lead"}
         by_temperature += f"{markdown(rows, columns)}\n\n"
+    says = f"""{section["says"]} A lead is τ of {first} minus τ of the row, with all drafts. Brackets: 95 % intervals by
+        the bootstrap over answers, for several seeds from the lowest to the highest end; bold: an interval without 0.
+        Training seeds: {chosen["seeds"]}. {conditions(("jax", "flax", "optax"))}"""
     text = f"""## {section["title"]}
 
 ```
 {" ".join(words)}
 ```
 
-{section["says"]} A lead is τ of {first} minus τ of the row, with all drafts. Brackets: 95 % intervals by the bootstrap
-over answers, for several seeds from the lowest to the highest end; bold: an interval without 0. Training seeds:
-{chosen["seeds"]}. {conditions(("jax", "flax", "optax"))}
+{textwrap.fill(" ".join(says.split()), 120)}
 
 {by_temperature}Data: [all columns](data/{section["name"]}.csv), [all pairs](data/{section["name"]}_pairs.csv)."""
     put_section(options.page, section["name"], text)

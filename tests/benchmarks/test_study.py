@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from benchmarks.studies import ablations, heads
-from benchmarks.studies.study import Study, envelope, figures_of, leads, pair_rows
+from benchmarks.studies.study import Study, Variant, envelope, figures_of, leads, pair_rows
 from configs import tiny
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.recipe import rules
@@ -66,5 +66,5 @@ def test_a_difference_is_real_where_every_seed_says_so():
     assert row["tau_t0"] == "2.00 (1.90 to 2.10)" and row["lead_t0"] == "**+0.50** (+0.30 to +0.70)"
     assert row["tau_t1"] == "2.00 ± 0.00 (1.90 to 2.10)" and row["lead_t1"] == "+0.38 (-0.10 to +0.70)"
     assert row["accept_1_t0"] == 0.5 and row["tau_1_t1"] == 1.5 and row["low_1_t1"] is None
-    [pair] = pair_rows({0: [sure]})
-    assert (pair["first"], pair["second"], pair["temperature"], pair["drafts"], pair["real"]) == ("a", "b", 0, 4, True)
+    [pair] = pair_rows({"a": Variant("A", {}), "b": Variant("B", {})}, {0: [sure]})
+    assert (pair["first"], pair["second"], pair["temperature"], pair["drafts"], pair["real"]) == ("A", "B", 0, 4, True)
