@@ -13,30 +13,28 @@ from typing import Any
 
 from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.plots import COMPARED, plot_runs
-from domino_jax.evals.report import print_tables
+from domino_jax.evals.report import output_folder, print_tables
 from domino_jax.evals.tables import NOTHING
 from domino_jax.recipe import cli
 from domino_jax.runtime.differences import differences
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
 
 
 def main(flags: cli.Flags) -> None:
-    if is_remote(flags.output):
-        raise DominoError(f"--output={flags.output} is in a bucket; compare writes to local folders only.")
+    output = output_folder(flags.output)
     folders = [open_path(run).expanduser() for run in flags.runs]
     names = drafter_names([os.fspath(folder) for folder in folders], "--runs")
     rows = {name: rows_of(folder) for name, folder in zip(names, folders, strict=True)}
     recipes = [hf.read_json(folder, "config.json", kind="the workdir of a training run") for folder in folders]
-    pictures = plot_runs(flags.output, rows)
+    pictures = plot_runs(output, rows)
     print_tables([table_of(rows)])
     for name, recipe in zip(names[1:], recipes[1:], strict=True):
         for line in recipe_changes(recipes[0], recipe):
             print(f"{name}: {line}")
-    print(f"{', '.join(pictures)} in {flags.output}" if pictures else "no curve has data: no picture was written")
+    print(f"{', '.join(pictures)} in {output}" if pictures else "no curve has data: no picture was written")
 
 
 def rows_of(folder: Any) -> list[dict]:

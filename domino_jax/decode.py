@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 import rich.console
-from etils import epath
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.api import Decoder
@@ -40,7 +39,7 @@ from domino_jax.evals.compare import COMPARISON, console_comparison, drafter_nam
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, lower_to_drafter, needs_drafter
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
-from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
+from domino_jax.evals.report import REPORT, console_table, output_folder, read_report
 from domino_jax.evals.run_files import refuse_other_run
 from domino_jax.evals.run_info import PromptSource, RunDrafter, RunInfo
 from domino_jax.forecast import rounds as forecast_rounds
@@ -53,7 +52,6 @@ from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError, first_line
-from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.small_models import use_one_thread
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
@@ -80,7 +78,8 @@ def main(flags: cli.Flags) -> None:
 
     # 3. The settings, and the devices.
     path = None if config.decode.compare else config.drafter.path
-    settings = decode_settings(config.decode, head_to_decode(config, path), config.data.train)
+    head = stored_head(path) if path and config.decode.modes is None else config.drafter.head  # for open modes
+    settings = decode_settings(config.decode, head, config.data.train)
     use_exact_matmuls(settings.dtype)
     loader = loader_of(flags, settings)
     with loader.on_mesh(), memory_refused(settings):
@@ -90,8 +89,7 @@ def main(flags: cli.Flags) -> None:
 
         # 4. The output: a finished one is shown. Every process looks, so that each refuses what it finds; process 0
         # may be the only one to see the files.
-        output, source = Path(flags.output).expanduser(), prompt_source(flags)
-        folders = check_output(flags)
+        output, source, folders = output_folder(flags.output), prompt_source(flags), drafter_folders(flags)
         shown = show_finished(flags, settings, output, source)
         if from_primary(lambda: shown):
             return
@@ -108,7 +106,7 @@ def main(flags: cli.Flags) -> None:
 
         # 6. The drafters, and decoding.
         drafters = load_drafters(flags, folders, loader, loaded, info)
-        generators = [new_generator(one.models, one.settings) for one in drafters.values()]
+        generators = [new_generator(drafter.models, drafter.settings) for drafter in drafters.values()]
         prompts = prompts_with_room(generators, prompts, codec, config.data.skip_bad_rows)
         reports = decode_prompts(loaded, drafters, prompts, info, output)
 
@@ -144,11 +142,6 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
         show(decoder, flags.prompt, mode, console, **sampling)
 
 
-def head_to_decode(config, path: str | None) -> str:
-    """The head by which open decode.modes are chosen: of the drafter at `path`, else the recipe's."""
-    return stored_head(path) if path and config.decode.modes is None else config.drafter.head
-
-
 @contextlib.contextmanager
 def memory_refused(settings: DecodeSettings):
     """Turns a device's lack of memory into a message about the recipe's sizes; other errors pass unchanged."""
@@ -157,13 +150,10 @@ def memory_refused(settings: DecodeSettings):
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
-        largest = max(settings.concurrency, default=0)
-        rows = f"decode.batch_size {settings.batch_size}"
-        if largest > settings.batch_size:
-            rows = f"{largest} rows, the most of decode.concurrency,"
+        rows = max(settings.batch_size, *settings.concurrency, 0)
         raise DominoError(
-            f"the device has no memory for {rows} with decode.cache_length {settings.cache_length}"
-            f" ({first_line(error, with_class=False)}); lower one of them."
+            f"the device has no memory for {rows} rows (decode.batch_size, decode.concurrency) with decode.cache_length"
+            f" {settings.cache_length} ({first_line(error, with_class=False)}); lower one of them."
         ) from error
 
 
@@ -180,20 +170,14 @@ def run_info(flags: cli.Flags, settings: DecodeSettings, source: PromptSource, i
     return RunInfo(settings, target, drafter, source)
 
 
-def check_output(flags: cli.Flags) -> dict[str, str]:
-    """Refuses an --output that cannot be written; returns the drafters' folders by name, "" of a single one."""
+def drafter_folders(flags: cli.Flags) -> dict[str, str]:
+    """The drafters' folders by name, "" of a single one."""
     compared = tuple(flags.config.decode.compare)
-    if is_remote(flags.output):
-        raise DominoError(
-            f"--output={flags.output} is in a bucket, whose files cannot be appended to; name a local folder, and copy"
-            " it when it is finished."
-        )
     if compared and jax.process_count() > 1:
         raise DominoError(
             f"decode.compare writes from one process, but there are {jax.process_count()}; compare in one, or decode"
             " with one drafter at a time."
         )
-    refuse_file(epath.Path(flags.output).expanduser())
     if not compared:
         return {"": flags.config.drafter.path}
     return dict(zip(drafter_names(compared, "config.decode.compare"), compared, strict=True))

@@ -25,14 +25,15 @@ from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
+from domino_jax.decoding.requests import SAMPLING_VALUES
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
-from domino_jax.evals.models import check_kind, lower_to_drafter
+from domino_jax.evals.models import lower_to_drafter, refuse_other_head
 from domino_jax.evals.predicted import decoded_answers
 from domino_jax.evals.prompts import prepare_prompts
-from domino_jax.evals.report import read_report, refuse_file
+from domino_jax.evals.report import output_folder, read_report
 from domino_jax.evals.round_times import round_seconds
 from domino_jax.evals.run_files import GENERATIONS
 from domino_jax.evals.run_info import PromptSource
@@ -46,7 +47,6 @@ from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import read_json
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, target_identity
@@ -60,17 +60,9 @@ def main(flags: cli.Flags) -> None:
     # 1. The recipe, and what is compared.
     config = flags.config
     rules.check(config, "evaluate")
-    paths = flags.drafters or tuple(filter(None, [config.drafter.path]))
-    if not all(paths) or not paths:
-        raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
-    for path in paths:
-        check_kind(stored_head(path), flags.head, path)  # before the target answers
-    drafter_names(paths, "--drafters")
-    if is_remote(flags.output):
-        raise DominoError(f"--output={flags.output} is in a bucket; name a local folder, and copy it afterwards.")
-    refuse_file(epath.Path(flags.output).expanduser())
-    output = Path(flags.output).expanduser()
-    given_seconds = read_seconds(flags.round_seconds)
+    paths = drafter_paths(flags)
+    output = output_folder(flags.output)
+    stated_seconds = read_seconds(flags.round_seconds)
     keep_compiled()
 
     # 2. The processes, where they share a mesh.
@@ -105,23 +97,35 @@ def main(flags: cli.Flags) -> None:
             models = loader.models(loaded, path, (DRAFT,))
             accepted[path] = judge(models, settings, answers, source)
             drafters[path] = drafter_facts(models, path)
-            if given_seconds:
-                seconds[path] = given_seconds
-            elif flags.round_seconds:
-                seconds[path] = measure_rounds(models, settings, answers)
+            if flags.round_seconds:
+                seconds[path] = stated_seconds or measure_rounds(models, settings, answers)
             say(f"{path}: judged")
 
     # 6. The report.
-    temperatures = {answer.request.sampling.temperature for answer in answers}
-    target = {"path": config.target.path, "quantize": config.target.quantize, **identity}
-    origin = {"target": target, "dtype": settings.dtype}
-    origin["answers"] = {"source": source, "chosen": chosen, "temperatures": sorted(temperatures)}
+    temperatures = sorted({answer.request.sampling.temperature for answer in answers})
+    origin = {
+        "target": {"path": config.target.path, "quantize": config.target.quantize, **identity},
+        "dtype": settings.dtype,
+        "answers": {"source": source, "chosen": chosen, "temperatures": temperatures},
+    }
     evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
     if distributed.is_primary():
         output.mkdir(parents=True, exist_ok=True)
         write_evaluation(output, evaluation)
         console_evaluation(evaluation)
     say(f"written to {output}")
+
+
+def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
+    """The folders to compare, each with the head that the command line names, refused before the target answers."""
+    path = flags.config.drafter.path
+    paths = flags.drafters or ((path,) if path else ())
+    if not paths:
+        raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
+    for path in paths:
+        refuse_other_head(stored_head(path), flags.head, path)
+    drafter_names(paths, "--drafters")
+    return paths
 
 
 def read_seconds(path: str | None) -> dict[str, float]:
@@ -182,8 +186,7 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnsw
         raise DataError(
             f"{prompts['source']} has other prompts than {folder} answered; bring them back, or decode them again."
         )
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    decoding = DecodeSettings().change(**{name: settings[name] for name in names})
+    decoding = DecodeSettings().change(**{name: settings[name] for name in ("seed", *SAMPLING_VALUES)})
     generations = (row for _, row in read_jsonl(folder / GENERATIONS))
     answers: dict[str, TargetAnswer] = {}
     for answer in decoded_answers(generations, prepare_prompts(rows, codec), decoding).values():

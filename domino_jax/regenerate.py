@@ -29,7 +29,7 @@ from domino_jax.data.prompts import digest_rows, read_prompts
 from domino_jax.decoding.conversations import Answerer, converse, first_turn, output_row, queues, split_turns
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.models import check_kind, lower_to_drafter
+from domino_jax.evals.models import lower_to_drafter, refuse_other_head
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
@@ -50,7 +50,7 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     rules.check(config, "regenerate")
     if flags.head and config.regenerate.use_drafter and config.drafter.path:
-        check_kind(stored_head(config.drafter.path), flags.head, config.drafter.path)
+        refuse_other_head(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()
     distributed.initialize(flags.distributed, preemptible=False)  # every answered row is on the disk
     identity = target_identity(config.target.path)

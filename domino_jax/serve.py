@@ -21,6 +21,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterator
 
 from domino_jax.decoding.generate import new_generator
@@ -34,13 +35,12 @@ from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import keep_compiled
 
-HOST, PORT = "127.0.0.1", 8000
 # Pages of other sites can point a name of theirs at this machine, and then read answers as their own site's.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEY = "DOMINO_API_KEY"
 
 
-def main(flags: cli.Flags) -> int:
+def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the address: what is wrong with them is reported before anything is loaded.
     config = flags.config
     rules.check(config, "serve")
@@ -55,8 +55,8 @@ def main(flags: cli.Flags) -> int:
         from domino_jax.serving.metrics import Metrics
     except ModuleNotFoundError as error:
         raise DominoError(f"{error.name} is not installed: pip install -r requirements-serve.txt.") from error
-    host, port, key = flags.host or HOST, PORT if flags.port is None else flags.port, os.environ.get(KEY)
-    listener = bind(host, port)
+    host, key = flags.host, os.environ.get(KEY)
+    listener = bind(host, flags.port)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # often 1,024 connections otherwise
 
@@ -85,14 +85,18 @@ def main(flags: cli.Flags) -> int:
         print(f"warning: {host} can be reached from other machines{without}.", flush=True)
     engine.start()
     server.run(sockets=[listener])
-    if engine.failure and not server.interrupted:
-        raise engine.failure
-    if engine.is_alive() or engine.compiling():  # Python would wait for a compilation, which nothing can end
+    leave(engine, KeyboardInterrupt() if server.interrupted else engine.failure)
+
+
+def leave(engine, failure: BaseException | None) -> None:
+    """Ends the command, at once where Python would wait for a compilation, which nothing can end."""
+    if engine.compiling() or (engine.is_alive() and engine.failure is None):
+        if failure and not isinstance(failure, KeyboardInterrupt):
+            traceback.print_exception(failure)
         sys.stdout.flush()
-        os._exit(130 if server.interrupted else 0)
-    if server.interrupted:
-        raise KeyboardInterrupt
-    return 0
+        os._exit(130 if isinstance(failure, KeyboardInterrupt) else 1 if failure else 0)
+    if failure:
+        raise failure
 
 
 def settings_of(flags: cli.Flags) -> DecodeSettings:

@@ -27,15 +27,13 @@ def accept_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
 
 
 def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] | None:
-    """The acceptance of drafts under the names by which engines report it and benchmark clients read it (vLLM, AIPerf).
+    """The acceptance of drafts under vLLM's names; None without rounds.
 
     Args:
         counts: rounds by the tokens that they emitted.  drafts: that they offered to the target.
 
-    Returns:
-        None without rounds. The bonus token counts in mean_acceptance_length alone. num_spec_tokens is the drafts of a
-        step; where the width changes their mean, rounded up, or the most that a step accepted if that is more. The
-        histogram has the steps that accepted 0, 1, … num_spec_tokens drafts.
+    The bonus token counts in mean_acceptance_length alone. num_spec_tokens is the drafts of a step; where the width
+    changes, their mean, rounded up, or the most that a step accepted if that is more.
     """
     steps = sum(counts.values())
     if not steps:

@@ -10,6 +10,7 @@ Answers are packed into rows of one length, so one program serves all of them an
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,8 +22,8 @@ import numpy as np
 from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.requests import Request, request_of
-from domino_jax.method.exact import OF_ANCHORS, SAMPLING, Accepted, accepted_drafts, behind_choice
+from domino_jax.decoding.requests import SAMPLING_VALUES, Request, request_of
+from domino_jax.method.exact import OF_ANCHORS, Accepted, accepted_drafts, behind_choice
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
@@ -67,14 +68,12 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     """
     meta = open_path(f"{path}.meta.json").expanduser()
     stored = read_json(meta) if meta.exists() else {}
-    values = {name: stored[name] for name in ("seed", *SAMPLING) if name in stored}
-    asked = request_of({"id": f"settings in {meta}", **values, "seed": values.get("seed", 0)}, 0)
+    values = {name: stored[name] for name in ("seed", *SAMPLING_VALUES) if name in stored}
+    shared = request_of({"id": f"settings in {meta}", **values, "seed": values.get("seed", 0)}, 0)
     answers: list[TargetAnswer] = []
-    for number, row in read_jsonl(path):
-        if limit is not None and len(answers) == limit:
-            break
-        where, sampling = f"{path}:{number}", asked.sampling or SamplingParams()
-        request = Request(len(answers), asked.seed, None, sampling)
+    for number, row in itertools.islice(read_jsonl(path), limit):
+        where = f"{path}:{number}"
+        request = Request(len(answers), shared.seed, None, shared.sampling or SamplingParams())
         prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
         task = row["task"] if isinstance(row.get("task"), str) else None
         if not ids:
@@ -94,10 +93,7 @@ def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
 
 def check_answers(answers: Sequence[TargetAnswer], models: Pair, source: str) -> None:
     """DataError for tokens that the target does not know, for more of them than a model has positions, or for answers
-    without a round.
-
-    source: of the answers, in the message.
-    """
+    without a round. source: of the answers, in the message."""
     vocab, modules = models.target.config.vocab_size, {"target": models.target, "drafter": models.drafter}
     for answer in answers:
         if (largest := max(*answer.prompt, *answer.token_ids)) >= vocab:
@@ -127,13 +123,7 @@ class AnswerPasses:
             make the same calls.
     """
 
-    def __init__(
-        self,
-        answers: Sequence[TargetAnswer],
-        settings: DraftSettings,
-        rows: int,
-        slice_blocks: int = BLOCKS,
-    ):
+    def __init__(self, answers: Sequence[TargetAnswer], settings: DraftSettings, rows: int, slice_blocks: int = BLOCKS):
         self.answers, self.settings = answers, settings
         mesh = jax.sharding.get_mesh()
         self.mesh = None if mesh.empty else mesh
@@ -142,7 +132,7 @@ class AnswerPasses:
         self.length = -(-lengths.max() // LENGTHS) * LENGTHS
         order, ends = pack(lengths, self.length)
         packs = np.split(order, ends[:-1])
-        places = [sum(len(answers[index].token_ids) for index in one) for one in packs]
+        places = [sum(len(answers[index].token_ids) for index in group) for group in packs]
         # Rows with similar numbers of places together: slices in which no row has one are not computed.
         self.packs = [packs[number] for number in np.argsort(places)[::-1]]
         self.places = -(-max(places) // slice_blocks) * slice_blocks
@@ -155,7 +145,7 @@ class AnswerPasses:
     @property
     def digest(self) -> str:
         """Tells sets of answers apart."""
-        texts = [(list(one.prompt), list(one.token_ids), str(one.request)) for one in self.answers]
+        texts = [(list(answer.prompt), list(answer.token_ids), str(answer.request)) for answer in self.answers]
         return hashlib.sha256(repr(texts).encode()).hexdigest()
 
     def __call__(self, models: Pair, between: Callable[[int], None] = lambda _: None) -> list[Accepted]:
@@ -163,22 +153,22 @@ class AnswerPasses:
 
         between: called after each pass with the answers that it judged; an exception from it ends the call.
         """
-        return [jax.tree.map(lambda x: x[:-1], one) for one in self._by_answer(self.judge, models, between)]
+        return [jax.tree.map(lambda x: x[:-1], arrays) for arrays in self._by_answer(self.judge, models, between)]
 
     def chosen(self, models: Pair) -> list[np.ndarray]:
         """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
         limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Pair(models.target, models.target_params)
         return [margin <= limit for margin in self._by_answer(self.check, target)]
 
-    def chosen_share(self, models: Pair, source: str, least: float = LEAST_CHOSEN) -> float:
-        """The share of tokens that the target of `models` would choose; DataError where it is below `least`.
+    def chosen_share(self, models: Pair, source: str) -> float:
+        """The share of tokens that the target of `models` would choose; DataError where it is below LEAST_CHOSEN.
 
         source: of the answers, in the message.
         """
         chosen = self.chosen(models)
         share = float(np.concatenate(chosen).mean())
-        if share < least:
-            first = next(index for index, one in enumerate(chosen) if not one.all())
+        if share < LEAST_CHOSEN:
+            first = next(index for index, tokens in enumerate(chosen) if not tokens.all())
             raise DataError(
                 f"{source}: {share:.1%} of the answers' tokens are what this target would choose; the first other one"
                 f" is token {chosen[first].argmin()} of the answer in row {self.answers[first].id}.\n"

@@ -32,28 +32,20 @@ PromptLike = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Answer(Generation):
-    """One answer: token_ids, accept_lengths, finish_reason and drafts of a Generation, and its text.
-
-    text: without special tokens; None without a tokenizer.
-    """
+    """A Generation and its text, without special tokens; None without a tokenizer."""
 
     text: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class TextPiece(Piece):
-    """What one chunk of rounds added: token_ids, accept_lengths and finish_reason of a Piece, and the text.
-
-    text: whole characters only; an incomplete one waits for the next piece.
-    """
+    """A Piece and its text, in whole characters: an incomplete one waits for the next piece."""
 
     text: str = ""
 
 
 class Decoder:
     """A target with its drafter (or without), ready for any number of calls; programs are compiled once.
-
-    The text is the target's own in every mode, token for token (docs/method.md).
 
     Args:
         generator: of these models.
@@ -63,11 +55,8 @@ class Decoder:
 
     def __init__(self, models: Pair, generator: Generator, tokenizer: Any, prefixes: Prefixes | None = None):
         self.default_mode = TREE if generator.settings.drafting.tree else DRAFT if models.drafter else BASELINE
-        self.models = models
-        self.generator = generator
-        self.tokenizer = tokenizer
+        self.models, self.generator, self.tokenizer, self.prefixes = models, generator, tokenizer, prefixes
         self.codec = TextCodec(tokenizer, generator.settings.thinking, today=True)
-        self.prefixes = prefixes
 
     def generate(self, prompts: Sequence[PromptLike], *, mode: str | None = None, **sampling) -> list[Answer]:
         """Answers in the order of the prompts.
@@ -107,8 +96,7 @@ class Decoder:
         if chunk_rounds < 1:
             raise DominoError(f"chunk_rounds is {chunk_rounds}: give 1 or more.")
         ids = self.encode(prompt, "the prompt")
-        text = TextStream(self.tokenizer)
-        request = self._request(0, **sampling)
+        text, request = TextStream(self.tokenizer), self._request(0, **sampling)
         mode, choices = mode or self.default_mode, {"clock": clock, "prefixes": self.prefixes}
         for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, request, **choices):
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
@@ -125,9 +113,15 @@ class Decoder:
             raise DataError(f"{where} is an empty text; give it something to answer.")
         return self.codec.encode(prompt_row(prompt, self.tokenizer), where)
 
-    def _request(self, noise: int, **sampling) -> Request:
+    def _request(self, noise: int, seed: int | None = None, max_new_tokens: int | None = None, **changes) -> Request:
         settings = self.generator.settings
-        return _request(noise, **{**vars(settings.sampling), "seed": settings.seed, **sampling})
+        seed, values = settings.seed if seed is None else seed, dataclasses.replace(settings.sampling, **changes)
+        sampling = SamplingParams(
+            float(values.temperature), int(values.top_k), float(values.top_p), float(values.min_p)
+        )
+        if problem := sampling.problem() or seed_problem(seed):
+            raise DominoError(str(problem))
+        return Request(noise, seed, max_new_tokens, sampling)
 
 
 def load(
@@ -190,21 +184,4 @@ def prompt_row(prompt: PromptLike, tokenizer) -> dict:
     if prompt and isinstance(prompt[0], Mapping):
         return {"messages": [dict(message) for message in prompt]}
     # Integers of numpy and jax are ids too; what is none is refused by name.
-    whole = (hasattr(token, "__index__") and not isinstance(token, bool) for token in prompt)
-    return {"token_ids": [int(token) if fits else token for token, fits in zip(prompt, whole, strict=True)]}
-
-
-def _request(
-    noise: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int,
-    max_new_tokens: int | None = None,
-) -> Request:
-    sampling = SamplingParams(float(temperature), int(top_k), float(top_p), float(min_p))
-    problem = sampling.problem() or seed_problem(seed)
-    if problem:
-        raise DominoError(str(problem))
-    return Request(noise, seed, max_new_tokens, sampling)
+    return {"token_ids": [int(id) if hasattr(id, "__index__") and not isinstance(id, bool) else id for id in prompt]}

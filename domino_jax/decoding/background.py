@@ -30,12 +30,12 @@ def shapes(tree: Any) -> Any:
     """The ShapeDtypeStruct of every array; on a mesh with its sharding, whole on every device for host arrays."""
     mesh = jax.sharding.get_mesh()
 
-    def one(leaf: Any) -> jax.ShapeDtypeStruct:
-        there = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding)
-        place = leaf.sharding if there else None if mesh.empty else sharding.replicated(mesh)
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        on_mesh = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding)
+        place = leaf.sharding if on_mesh else None if mesh.empty else sharding.replicated(mesh)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(shape_of, tree)
 
 
 class Missing(Exception):
@@ -64,10 +64,7 @@ class Rehearsal(Programs):
 def first_missing(queue: Queue, *general: bool) -> Program | None:
     """The first program that is not compiled of those that the queue's next steps need; None if all are compiled.
 
-    The queue stays as it is.
-
-    Args:
-        general: Queue.general of one step after another.
+    general: Queue.general of one step after another. The queue stays as it is.
     """
     trial = copy.copy(queue)
     fields = {field.name: getattr(queue.generator, field.name) for field in dataclasses.fields(Programs)}
@@ -86,10 +83,7 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackgroundGenerator(Generator):
-    """A generator whose programs are compiled on another thread, one after another, when they are demanded.
-
-    after_each: called on that thread after every compilation.
-    """
+    """A generator whose programs are compiled on another thread when they are demanded; after_each is called there."""
 
     after_each: Callable[[], None] = lambda: None
     demanded: dict[tuple, Future] = dataclasses.field(default_factory=dict)
@@ -122,7 +116,7 @@ class BackgroundGenerator(Generator):
         self.after_each()
 
     def compiling(self) -> int:
-        """How many programs are demanded and not compiled yet."""
+        """The programs that are demanded and not compiled yet."""
         return sum(not future.done() for future in list(self.demanded.values()))
 
     def _compile_on(self, mesh: Mesh, program: Program) -> None:

@@ -46,16 +46,12 @@ def first_turn(row: Mapping[str, Any], place: int, codec: TextCodec) -> Prompt:
     if "messages" in row:
         messages, *later = split_turns(row["messages"], f"prompt {row['id']}")
         row = {**row, "messages": messages}
-    return Prompt(row["id"], _packed(codec.encode(row)), place, row=row, later_turns=tuple(later))
-
-
-def _packed(ids: Sequence[int]) -> array:
-    """The ids, four bytes each: a million rows' first prompts are held at once, and a list takes nine times that."""
-    return array("i", ids)
+    # An array has four bytes a token, a list nine times that, and a million first prompts are held at once.
+    return Prompt(row["id"], array("i", codec.encode(row)), place, row=row, later_turns=tuple(later))
 
 
 def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[dict]]:
-    """[system, user, assistant, user] → [[system, user], [user]]: the history before each; given answers go."""
+    """[system, user, assistant, user] → [[system, user], [user]]; the answers in the row are left out."""
     strange = [message["role"] for message in messages if message["role"] not in ROLES]
     if strange:
         raise DataError(
@@ -82,9 +78,7 @@ class Answerer:
     """
 
     def __init__(self, models: Pair, settings: DecodeSettings, stop_ids: Sequence[int] = ()):
-        self.models = models
-        self.settings = settings
-        self.stop_ids = stop_ids
+        self.models, self.settings, self.stop_ids = models, settings, stop_ids
         self.max_new_tokens = settings.max_new_tokens
         self.seconds = 0.0  # spent generating so far, compilation left out
         self.generators: dict[bool, Generator] = {}  # with and without the drafter
@@ -99,11 +93,9 @@ class Answerer:
         return drafter is not None and longest + self.max_new_tokens <= drafter.config.max_position_embeddings
 
     def models_for(self, longest: int) -> Pair:
-        """The models that answer prompts of this length."""
         return self.models if self.drafts(longest) else Pair(self.models.target, self.models.target_params)
 
     def generator(self, longest: int) -> Generator:
-        """The generator that answers prompts of this length."""
         drafts = self.drafts(longest)
         if drafts not in self.generators:
             models = self.models_for(longest)
@@ -114,7 +106,7 @@ class Answerer:
         return self.generators[drafts]
 
     def answer(self, prompts: Sequence[Prompt], between: Callable[[int], None] | None = None) -> list[Generation]:
-        ids, requests = [one.token_ids for one in prompts], [one.request for one in prompts]
+        ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
         longest = max(map(len, ids))
         mode = DRAFT if self.drafts(longest) else BASELINE
         answers, clock = self.generator(longest).generate(self.models_for(longest), ids, mode, requests, between)
@@ -131,7 +123,7 @@ def queues(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]
     size = batch_size * prompts_per_row
     window = size * (SORTED_BATCHES // prompts_per_row)
     for start in range(0, len(prompts), window):
-        near = sorted(prompts[start : start + window], key=lambda one: len(one.token_ids))
+        near = sorted(prompts[start : start + window], key=lambda prompt: len(prompt.token_ids))
         for first in range(0, len(near), size):
             yield near[first : first + size]
 
@@ -143,36 +135,36 @@ def converse(
 
     between: called every few rounds with the number of answers of the turn that are finished.
     """
-    answered = [AnsweredPrompt(prompt) for prompt in prompts]
-    active = answered
+    conversations = [AnsweredPrompt(prompt) for prompt in prompts]
+    active = conversations
     while active:
-        answers = answerer.answer([one.prompt for one in active], between)
-        for one, answer in zip(active, answers, strict=True):
-            one.answer = answer
-        active = [one for one in active if one.prompt.later_turns and ask_next(one, answerer, codec)]
-    return answered
+        answers = answerer.answer([turn.prompt for turn in active], between)
+        for turn, answer in zip(active, answers, strict=True):
+            turn.answer = answer
+        active = [turn for turn in active if turn.prompt.later_turns and ask_next(turn, answerer, codec)]
+    return conversations
 
 
-def ask_next(one: AnsweredPrompt, answerer: Answerer, codec: TextCodec) -> bool:
+def ask_next(turn: AnsweredPrompt, answerer: Answerer, codec: TextCodec) -> bool:
     """Goes on to the next turn; False, and nothing changed, when it does not fit."""
-    prompt = one.prompt.next_turn(codec.decode(one.answer.token_ids), codec)
+    prompt = turn.prompt.next_turn(codec.decode(turn.answer.token_ids), codec)
     if not answerer.fits(prompt.token_ids):
         return False
-    one.earlier.append((one.prompt.token_ids, one.answer.token_ids))
-    one.prompt = prompt
+    turn.earlier.append((turn.prompt.token_ids, turn.answer.token_ids))
+    turn.prompt = prompt
     return True
 
 
-def output_row(one: AnsweredPrompt, codec: TextCodec) -> dict[str, Any]:
+def output_row(turn: AnsweredPrompt, codec: TextCodec) -> dict[str, Any]:
     """The training row: the last turn's ids, masked where they are the target's own."""
-    prompt, answer, row = one.prompt.token_ids, one.answer.token_ids, one.prompt.row
+    prompt, answer, row = turn.prompt.token_ids, turn.answer.token_ids, turn.prompt.row
     mask = [0] * len(prompt) + [1] * len(answer)
-    for before, earlier in one.earlier:
+    for before, earlier in turn.earlier:
         start = find_answer(prompt, before, earlier)
         if start is not None:
             mask[start : start + len(earlier)] = [1] * len(earlier)
-    output = {"id": one.prompt.id, "token_ids": [*prompt, *answer], "loss_mask": mask}
-    output["finish_reason"] = one.answer.finish_reason
+    output = {"id": turn.prompt.id, "token_ids": [*prompt, *answer], "loss_mask": mask}
+    output["finish_reason"] = turn.answer.finish_reason
     if isinstance(row.get("task"), str):
         output["task"] = row["task"]  # by which `evaluate` divides its table
     text = codec.decode(answer)

@@ -49,14 +49,8 @@ class Generated(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Programs):
-    """Generates for any number of prompts with fixed shapes: one compiled program per mode, rows and cache slots.
-
-    Between dispatches the caches grow and shrink to the slots that the longest unfinished row needs (`Programs.slots`;
-    where prompts wait for a row, at most what the longest answer needs), and the batch shrinks to the rows that the
-    requests left need (`Programs.batch_rows`).
-
-    Made by `new_generator`.
-    """
+    """Generates for any number of prompts with programs of fixed shapes, whose sizes follow the work that is left
+    (queue_sizes.py). `new_generator` makes one."""
 
     # ------------------------------------------------------------------------------------------- whole answers
 
@@ -72,7 +66,7 @@ class Generator(Programs):
 
         Args:
             requests: for each prompt a Request, or only the id of its noise; the prompt's index when None.
-            between: called after every few rounds with the answers finished; an exception from it ends the call.
+            between: called after every few rounds with the number of answers finished.
 
         Raises:
             DataError: an empty prompt or one that does not fit, before anything runs.
@@ -86,8 +80,8 @@ class Generator(Programs):
             queue.advance(most)
             queue.collect()
             if between:
-                between(sum(one.finish_reason is not None for one in queued))
-        answers = [Generation(one.token_ids, one.accept_lengths, one.finish_reason, one.drafted) for one in queued]
+                between(sum(request.finish_reason is not None for request in queued))
+        answers = [Generation(row.token_ids, row.accept_lengths, row.finish_reason, row.drafted) for row in queued]
         return Generated(answers, queue.clock)
 
     def stream(
@@ -100,7 +94,7 @@ class Generator(Programs):
         clock: Clock | None = None,
         prefixes: Prefixes | None = None,
     ) -> Iterator[Piece]:
-        """One answer piece by piece: the same compiled round, up to `chunk_rounds` of it per dispatch and host read.
+        """One answer piece by piece, `chunk_rounds` rounds at a time at most.
 
         Args:
             clock: counts on with every piece.
@@ -108,22 +102,20 @@ class Generator(Programs):
         """
         one_row = dataclasses.replace(self, settings=self.settings.change(batch_size=1))
         queue = one_row.queue(models, mode, [prompt], [request], prefixes=prefixes, clock=clock)
-        [one] = queue.waiting
+        [queued] = queue.waiting
         tokens, rounds = 0, 0
-        while True:
+        while not queued.finish_reason:
             queue.admit()
             if tokens:
                 queue.advance(chunk_rounds)
             queue.collect()
-            yield Piece(one.token_ids[tokens:], one.accept_lengths[rounds:], one.finish_reason)
-            if one.finish_reason:
-                return
-            tokens, rounds = len(one.token_ids), len(one.accept_lengths)
+            yield Piece(queued.token_ids[tokens:], queued.accept_lengths[rounds:], queued.finish_reason)
+            tokens, rounds = len(queued.token_ids), len(queued.accept_lengths)
 
     def start(self, models: Pair, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
-        """Prefills one batch of batch_size rows; those without a prompt are done once they have a single token.
+        """Prefills one batch of batch_size rows, with room for the whole answers and a block of any mode.
 
-        The caches have room for the whole answers and a block of any mode.
+        Rows without a prompt are done once they have a single token.
         """
         queued = [QueuedRequest(*pair) for pair in zip(prompts, map(self.request, requests), strict=True)]
         queue = Queue(self, models, DRAFT if models.drafter else BASELINE, queued)
@@ -140,19 +132,12 @@ class Generator(Programs):
         requests: Sequence[int | Request] | None = None,
         **choices: Any,
     ) -> Queue:
-        """A queue in which these prompts wait.
-
-        Args:
-            requests: of `generate`.  choices: of Queue.
-
-        Raises:
-            DominoError, DataError: of `generate`.
-        """
+        """A queue in which these prompts wait; requests and errors are those of `generate`, choices those of Queue."""
         self.check_mode(mode)
         requests = map(self.request, range(len(prompts)) if requests is None else requests)
         queued = [QueuedRequest(*pair) for pair in zip(prompts, requests, strict=True)]
-        for index, one in enumerate(queued):
-            self.check_prompt(one.prompt, f"prompt {index}", one.request)
+        for index, entry in enumerate(queued):
+            self.check_prompt(entry.prompt, f"prompt {index}", entry.request)
         return Queue(self, models, mode, queued, **choices)
 
     def request(self, request: int | Request) -> Request:

@@ -28,13 +28,13 @@ _request_keys = jax.jit(request_keys)
 
 
 def open_kind(requests: Sequence[Request], cheapest: bool = False) -> SamplingKind:
-    """One of the few kinds that serve any requests: ANY_SAMPLING or, for a larger top-k, the same with a larger pool.
+    """One of the few kinds that serve any requests: ANY_SAMPLING, for a larger top-k with a larger pool.
 
     cheapest: or the one that serves these with the least work.
     """
     params = [request.sampling for request in requests]
-    pool = max(one.top_k for one in params)
-    if cheapest and all(one.greedy for one in params) and not any(request.min_tokens for request in requests):
+    pool = max(sampling.top_k for sampling in params)
+    if cheapest and all(sampling.greedy for sampling in params) and not any(request.min_tokens for request in requests):
         return SamplingKind(True, 0, False, False)
     pool = max(LEAST_POOL, 1 << (pool - 1).bit_length()) if pool or not cheapest else 0
     return dataclasses.replace(ANY_SAMPLING, pool=pool)
@@ -43,13 +43,10 @@ def open_kind(requests: Sequence[Request], cheapest: bool = False) -> SamplingKi
 def prefill_program(
     queue: "Queue", queued: Sequence["QueuedRequest"], rows: int, earlier: CachedText | None = None
 ) -> Program:
-    """The prefill of a batch of `rows`; those without a request are done once they have a single token.
-
-    earlier: the text whose caches the only request starts from.
-    """
+    """The prefill of a batch of `rows` (Queue.prefill). earlier: the text whose caches the only request starts from."""
     first, missing = queued[0], rows - len(queued)
-    tokens = [*(one.prompt for one in queued), *[first.prompt] * missing]
-    requests = [one.request for one in queued]
+    tokens = [*(entry.prompt for entry in queued), *[first.prompt] * missing]
+    requests = [entry.request for entry in queued]
     requests += [dataclasses.replace(first.request, max_new_tokens=1)] * missing
     lengths = np.array([len(row) for row in tokens], np.int32)
     bucket, slots = prompt_sizes(queue, int(lengths.max()))

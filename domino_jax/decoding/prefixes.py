@@ -14,11 +14,7 @@ SHORTEST = 16  # tokens of a prefix that is worth a program: chat templates begi
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachedText:
-    """What both models keep of one text.
-
-    token_ids: int32 [T].  target_cache, draft_cache: of one row, T slots or more; draft_cache is () after plain
-        decoding.
-    """
+    """token_ids: int32 [T].  target_cache: of one row, T slots or more.  draft_cache: too; () after plain decoding."""
 
     token_ids: np.ndarray
     target_cache: Cache
@@ -44,8 +40,7 @@ class Prefixes:
     """
 
     def __init__(self, count: int, most_bytes: int):
-        self.count = count
-        self.most_bytes = most_bytes
+        self.count, self.most_bytes = count, most_bytes
         self.texts: list[CachedText] = []  # least recently used first
 
     @property
@@ -54,9 +49,7 @@ class Prefixes:
 
     def longest(self, prompt: Sequence[int], plain: bool) -> tuple[CachedText | None, int]:
         """The text with the longest prefix of the prompt and how many of its rows to take; (None, 0) without one.
-
-        plain: texts without a drafter's cache will do.
-        """
+        plain: texts without a drafter's cache will do."""
         prompt = np.asarray(prompt, np.int32)
         usable = [text for text in self.texts if plain or text.draft_cache]
         best = max(usable, key=lambda text: text.common(prompt), default=None)
@@ -68,10 +61,7 @@ class Prefixes:
         return best, length
 
     def add(self, text: CachedText) -> None:
-        """Stores a text in place of those that it goes on from, then drops the oldest that are too many.
-
-        A text that has more than `most_bytes` by itself is not stored.
-        """
+        """Stores a text, unless it alone is too large, in place of those that it goes on from; drops the oldest."""
         if text.bytes > self.most_bytes:
             return
 

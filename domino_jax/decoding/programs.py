@@ -30,9 +30,9 @@ FULL = 0.75  # share of the memory mappings that may be in use; a program of 24 
 
 @dataclasses.dataclass
 class Clock:
-    """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
+    """Wall seconds of a run, compilation separate.
 
-    drafts: that the rounds offered to the target.
+    decode_tokens: without each row's first token, the prefill's.  drafts: that the rounds offered to the target.
     widths, exploring_seconds: where the width is adaptive, rounds by their drafts, and what exploring cost.
     """
 
@@ -59,11 +59,9 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Programs:
-    """Programs of fixed shapes for the models and settings of a generator.
+    """Programs of fixed shapes for models whose shapes and dtypes never change; every call gets these models.
 
-    They hold no parameters: every call gets the models, whose shapes and dtypes never change.
-
-    drafter: of the models' drafter, None for plain decoding.  stop_ids: int32, never empty.
+    drafter: None for plain decoding.  stop_ids: int32, never empty.
     compiled: by what they differ in, filled as they are needed.  controllers: by mode, where the width is adaptive.
     """
 
@@ -75,10 +73,7 @@ class Programs:
     controllers: dict[str, WidthController] = dataclasses.field(default_factory=dict)
 
     def rounds(self, mode: str, drafts: int | None = None) -> Callable[..., DecodeState]:
-        """The unjitted program of a mode, with `drafts` drafts a round.
-
-        (models, state, stop_ids, max_rounds, idle, longest) → the state after the rounds (loop.run_rounds).
-        """
+        """The unjitted program of a mode, with `drafts` drafts a round: run_rounds without its first argument."""
         settings = self.settings
         if mode == BASELINE:
             width = self.drafting(mode).width(self.drafter) + 1 if settings.fixed_shape else None
@@ -130,13 +125,11 @@ class Programs:
         longest: int | None = None,
         drafts: int | None = None,
     ) -> Program:
-        """The program of up to max_rounds rounds (loop.run_rounds).
+        """The program of up to max_rounds rounds (loop.run_rounds); the state is donated.
 
         Args:
-            state: is donated.
             idle: None: until all rows are done.
             longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
-            drafts: of a round; None: as the settings say.
         """
         rows, slots = state.done.shape[0], slots_of(state.target_cache)
         idle = rows - 1 if idle is None else idle
@@ -149,7 +142,7 @@ class Programs:
     def advance(
         self, models: Pair, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
     ) -> DecodeState:
-        """Up to max_rounds rounds in one `dispatch`; the state passed in is donated."""
+        """Runs a `dispatch`."""
         clock = clock or Clock()
         state, seconds = self.run(clock, self.dispatch(models, state, mode, max_rounds, **limits))
         clock.decode_seconds += seconds
@@ -200,10 +193,7 @@ class Programs:
         return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.settings.cache_length)
 
     def slots(self, rows: int) -> int:
-        """The slots of caches that hold `rows` rows: a power of two, smallest_cache or more, at most cache_length.
-
-        At least as large as the bucket of a prompt that it holds.
-        """
+        """The slots of caches that hold `rows` rows: a power of two, smallest_cache or more, at most cache_length."""
         rows = max(rows, self.settings.smallest_cache, SMALLEST_BUCKET)
         return min(1 << (rows - 1).bit_length(), self.settings.cache_length)
 
@@ -237,13 +227,13 @@ class Programs:
         """Raises DominoError for a mode that does not exist, or that this drafter or these settings do not have."""
         if mode not in MODES:
             raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
+        if mode == BASELINE:
+            return
         if mode == TREE and self.settings.drafting.tree is None:
-            raise DominoError(
-                "mode 'tree' needs the tree's shape, and none was given; load the drafter with tree=TreeSettings(…)."
-            )
-        if mode != BASELINE and self.drafter is None:
+            raise DominoError("mode 'tree' needs the tree's shape; load the drafter with tree=TreeSettings(…).")
+        if self.drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
-        if mode != BASELINE and (refused := refused_mode(mode, self.drafter)):
+        if refused := refused_mode(mode, self.drafter):
             raise DominoError(f"{refused}.")
 
     def plain(self, mode: str) -> bool:

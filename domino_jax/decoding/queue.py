@@ -53,13 +53,12 @@ class Queue:
     Args:
         requests: all requests. None: they keep coming, each with its own sampling. The batch then grows again, and each
             prompt is read alone, so that few programs serve any mixture.
-        prefixes: where finished texts leave their caches, and prompts look for them. In fixed shape they are not used:
-            a text would then depend on the modes that ran before, and texts read in two parts may round otherwise.
-        clock: counts on; a new one when None.
+        prefixes: where finished texts leave their caches, and prompts look for them. Not used in fixed shape: a text
+            would depend on the modes that ran before, and texts read in two parts may round otherwise.
 
     rows: None for those that are free.
-    kind: of all requests, so that one program serves them; None where all sample as the generator does. Where requests
-        keep coming it is the same for all programs but prefills and rounds, whose kind follows from their requests.
+    kind: of all requests; None where all sample as the generator does. Where requests keep coming, prefills and rounds
+        have another one, which follows from their requests.
     least, most: slots that the caches have at all times, and that they never exceed.
     general: batch and caches have their largest size and rounds serve any sampling, so that few programs serve any
         requests; else they have the size that the requests need.
@@ -81,8 +80,8 @@ class Queue:
         self.clock = clock or Clock()
         self.rows: list[QueuedRequest | None] = []
         self.waiting: deque[QueuedRequest] = deque(requests or ())
-        samplings = {one.request.sampling for one in self.waiting}
-        delayed = any(one.request.min_tokens for one in self.waiting)
+        samplings = {entry.request.sampling for entry in self.waiting}
+        delayed = any(entry.request.min_tokens for entry in self.waiting)
         plain = not delayed and samplings <= {generator.settings.sampling}
         self.kind = ANY_SAMPLING if self.open else None if plain else SamplingKind.of(samplings, delayed)
         self.general = False
@@ -140,7 +139,7 @@ class Queue:
         clock, choice = self.clock, None
         if self.history:
             choices = () if self.general else (self.controller.choose(self.history, len(self.rows)), self.history.used)
-            at_hand = (one for one in choices if one and self.generator.at_hand(self._rounds(rounds, one)))
+            at_hand = (option for option in choices if option and self.generator.at_hand(self._rounds(rounds, option)))
             choice = next(at_hand, Choice(self.controller.widths[-1], PROBE))
         compiled = clock.compile_seconds
         self.state, seconds = self.generator.run(clock, self._rounds(rounds, choice))
@@ -169,8 +168,8 @@ class Queue:
             self.clock.decode_tokens += len(request.token_ids) - max(before, 1)
             drafts, end = int(drafted[row]) - request.drafted, counts[row]
             self.clock.drafts += drafts
-            one = len(fresh) == 1 and self.mode != TREE
-            request.rejected = tokens[row, end : end + drafts + 1 - fresh[0]].tolist() if one else ()
+            one_round = len(fresh) == 1 and self.mode != TREE
+            request.rejected = tokens[row, end : end + drafts + 1 - fresh[0]].tolist() if one_round else ()
             request.length, request.drafted = int(lengths[row]), int(drafted[row])
             if done[row]:
                 stopped = request.token_ids[-1] in np.asarray(self.generator.stop_ids)

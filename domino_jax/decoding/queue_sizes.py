@@ -26,7 +26,7 @@ QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores t
 
 def whole_answers(generator: Programs, requests: Sequence["QueuedRequest"]) -> int:
     """Slots for the longest prompt with its whole answer and a block of any mode."""
-    return max(len(one.prompt) + one.request.max_new_tokens for one in requests) + generator.limits.block_rows
+    return max(len(entry.prompt) + entry.request.max_new_tokens for entry in requests) + generator.limits.block_rows
 
 
 def cache_limits(generator: Programs, waiting: Sequence["QueuedRequest"]) -> tuple[int, int]:
@@ -40,7 +40,7 @@ def cache_limits(generator: Programs, waiting: Sequence["QueuedRequest"]) -> tup
         return 0, largest
     # While prompts wait some row is always near its end, so the caches stay at their largest: no power of two.
     room = QUEUE_STEP * -(-whole_answers(generator, waiting) // QUEUE_STEP)
-    longest = max(len(one.prompt) for one in waiting)
+    longest = max(len(entry.prompt) for entry in waiting)
     return 0, min(max(room, generator.slots(generator.bucket(longest))), largest)
 
 
@@ -53,13 +53,13 @@ def cache_slots(queue: "Queue") -> int:
     """Slots for the longest live row and a block."""
     if queue.general:
         return queue.most
-    generator, longest = queue.generator, max(one.length for one in queue.live().values())
+    generator, longest = queue.generator, max(entry.length for entry in queue.live().values())
     return queue.slots(generator.slots(longest + generator.block_rows(queue.mode)))
 
 
 def rounds_kind(queue: "Queue") -> SamplingKind:
     """The kind of an open queue's rounds."""
-    return open_kind([one.request for one in queue.live().values()], cheapest=not queue.general)
+    return open_kind([entry.request for entry in queue.live().values()], cheapest=not queue.general)
 
 
 def admitted_together(queue: "Queue") -> int:
@@ -84,12 +84,8 @@ def staying_rows(rows: Sequence[Any], count: int) -> list[int]:
 
 
 def match_sizes(queue: "Queue", staying: Sequence[int]) -> None:
-    """Changes batch and caches to the rows of the queue and to cache_slots.
-
-    It works layer by layer, so that at most one layer exists twice at a time.
-
-    staying: the old rows that are taken over; those after them are done.
-    """
+    """Changes batch and caches to the rows of the queue and to cache_slots, layer by layer, so that at most one layer
+    exists twice. staying: the old rows that are taken over; those after them are done."""
     generator, state, rows, slots = queue.generator, queue.state, len(queue.rows), cache_slots(queue)
     before, taken = state.done.shape[0], len(staying)
     if (before, slots_of(state.target_cache)) == (rows, slots):
@@ -117,10 +113,8 @@ def match_sizes(queue: "Queue", staying: Sequence[int]) -> None:
 
 
 def store_text(queue: "Queue", row: int, request: "QueuedRequest") -> None:
-    """Stores the caches of a row that is done, cut to its text; without memory for it, frees all that are stored.
-
-    The answer is complete: it must not fail because of a copy that only later prompts need.
-    """
+    """Stores the caches of a row that is done, cut to its text; without memory for it, frees all that are stored: the
+    complete answer must not fail because of a copy that only later prompts need."""
     generator, state, whole = queue.generator, queue.state, slots_of(queue.state.target_cache)
     slots = min(generator.slots(request.length), whole)
     key = ("keep", len(queue.rows), whole, slots, queue.plain)
@@ -145,13 +139,11 @@ def _resize_rows(state: DecodeState, rows: jax.Array, ended: jax.Array) -> Decod
 
 
 def _resize_part(part, rows: jax.Array, slots: int):
-    """A layer of a cache, or another part of what a drafter keeps."""
     if len(rows) != len(jax.tree.leaves(part)[0]):
         part = take_rows(part, rows)
     return resize(part, slots)
 
 
 def _cut_out(models: Pair, caches: tuple, rows: jax.Array, slots: int) -> tuple:
-    """Both caches of these rows, with slots for texts that fit `slots`."""
     target, draft = take_rows(caches, rows)
     return resize(target, slots), models.resize_context(draft, slots)

@@ -13,9 +13,9 @@ from domino_jax.runtime.keys import LARGEST
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one prompt asks for besides its tokens; None: the generator's own value.
+    """What one prompt asks for besides its tokens; None: the generator's value.
 
-    noise: keys the noise together with the seed, whatever the place in a batch (docs/method.md).
+    noise: keys the noise together with the seed (docs/method.md).
     min_tokens: the first tokens of the answer, none of which is a stop id.  ignore_eos: no stop id ends the answer.
     """
 
@@ -35,12 +35,12 @@ def with_defaults(request: int | Request, settings: DecodeSettings) -> Request:
 
 
 # The values that a prompt row may set; a sampling value that it leaves out is off.
-SAMPLING_VALUES = dataclasses.asdict(SamplingParams())
+SAMPLING_VALUES = tuple(vars(SamplingParams()))
 ROW_VALUES = ("seed", "max_new_tokens", *SAMPLING_VALUES)
 
 
 def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
-    """A prompt row's own request: seed, max_new_tokens and sampling values under their names.
+    """The request of a prompt row: seed, max_new_tokens and sampling values under their names.
 
     A row with a seed has the noise of the first prompt of a run with that seed, wherever it is in the file.
 
@@ -59,14 +59,12 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
             raise DataError(f"{where} has {name} {str(value)[:20]}…, which does not fit int32; give {LARGEST} or less.")
     sampling = None
     if set(values) - {"seed", "max_new_tokens"}:
-        sampling = SamplingParams(*(values.get(name, default) for name, default in SAMPLING_VALUES.items()))
-        problem = sampling.problem()
-        if problem:
+        sampling = SamplingParams(**{name: values[name] for name in SAMPLING_VALUES if name in values})
+        if problem := sampling.problem():
             raise DataError(f"{where}: {problem}")
-    seed = values.get("seed")
-    if seed is not None and (problem := seed_problem(seed)):
+    if "seed" in values and (problem := seed_problem(values["seed"])):
         raise DataError(f"{where}: {problem}")
-    return Request(noise if seed is None else 0, seed, values.get("max_new_tokens"), sampling)
+    return Request(0 if "seed" in values else noise, values.get("seed"), values.get("max_new_tokens"), sampling)
 
 
 def seed_problem(seed: int) -> Problem | None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Drafter = HeadConfig | type[HeadConfig]  # a config or its class
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
-PARITIES = ("near_tie", "fixed_shape")
-WIDTHS = ("fixed", "adaptive")
 DTYPES = ("float32", "bfloat16")  # that models run in
 
 
@@ -42,7 +40,6 @@ def refused_mode(mode: str, drafter: "Drafter") -> str | None:
 
 
 def supported_modes(modes: Sequence[str], drafter: "Drafter") -> tuple[str, ...]:
-    """The modes that a drafter has."""
     return tuple(mode for mode in modes if refused_mode(mode, drafter) is None)
 
 
@@ -86,11 +83,11 @@ class DecodeSettings:
     dtype: str = key("bfloat16", choices=DTYPES)  # of the weights and of all computation
     # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
-    parity: str = key("near_tie", choices=PARITIES)
+    parity: str = key("near_tie", choices=("near_tie", "fixed_shape"))
     # fixed: every round verifies num_drafts. adaptive: each dispatch chooses among `widths` and these, by what was
     # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. serve, regenerate and
     # decode --interactive are adaptive unless the command line sets this key.
-    width: str = key("fixed", choices=WIDTHS)
+    width: str = key("fixed", choices=("fixed", "adaptive"))
     # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
     simulate_tau: float = key(0.0, least=0, below=math.inf)
     ignore_eos: bool = key(False)  # every answer has max_new_tokens
@@ -139,8 +136,8 @@ class DecodeSettings:
     def problem(self) -> Problem | None:
         """The first value, or pair of values, that no models can be decoded with; None if all are fine."""
         tau, tree, new = self.simulate_tau, self.drafting.tree, self.max_new_tokens
-        held, nodes = f"max_new_tokens {new}", tree.nodes if tree else 0
-        held += f" and the {nodes} nodes of a tree" if tree else ""
+        nodes = tree.nodes if tree else 0
+        held = f"max_new_tokens {new}" + (f" and the {nodes} nodes of a tree" if tree else "")
         fixed = "it gives plain decoding the width of a draft, and none of modes drafts; add one that does"
         chains = (
             "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to"
@@ -167,7 +164,7 @@ class DecodeSettings:
             if drafting.tree and drafting.tree.candidates > vocab:
                 change = f"but the vocabulary has {vocab} tokens; lower it"
                 problems.append(Problem("tree.candidates", drafting.tree.candidates, change))
-        for problem in filter(None, problems):
+        if problem := next(filter(None, problems), None):
             raise DominoError(f"decode.{problem}")
 
     def as_json(self) -> dict[str, Any]:

@@ -16,21 +16,16 @@ CHUNK_ROUNDS = 4  # of one dispatch
 
 
 def show(decoder: Decoder, prompt: PromptLike, mode: str, console: rich.console.Console, **sampling):
-    """Prints one answer as it comes, then a summary line; returns the answer's text.
-
-    On a terminal the text of consecutive dispatches has alternating colours; elsewhere it is plain.
-    """
-    pieces, text, clock = [], [], Clock()
+    """Prints one answer as it comes, then a summary line; returns the answer's text."""
+    pieces, clock = [], Clock()
     stream = decoder.stream(prompt, mode=mode, chunk_rounds=CHUNK_ROUNDS, clock=clock, **sampling)
     for number, piece in enumerate(stream):
         style = COLOURS[number % len(COLOURS)] if console.is_terminal else ""
         console.print(rich.text.Text(piece.text, style=style), end="", soft_wrap=True)
         pieces.append(piece)
-        text.append(piece.text)
     console.print()
-    line = summary(pieces, clock)
-    console.print(line, highlight=False, style="dim", soft_wrap=True)
-    return "".join(text)
+    console.print(summary(pieces, clock), highlight=False, style="dim", soft_wrap=True)
+    return "".join(piece.text for piece in pieces)
 
 
 def summary(pieces: Sequence[TextPiece], clock: Clock) -> str:
@@ -45,16 +40,9 @@ def summary(pieces: Sequence[TextPiece], clock: Clock) -> str:
 
 
 def chat(
-    decoder: Decoder,
-    mode: str,
-    console: rich.console.Console,
-    read: Callable[[str], str] = input,
-    **sampling,
+    decoder: Decoder, mode: str, console: rich.console.Console, read: Callable[[str], str] = input, **sampling
 ) -> None:
     """Asks for messages and answers them with the conversation as context, until an empty line or "exit".
-
-    When the conversation no longer fits, its oldest turns are left out, and a line says so. A message that does not fit
-    by itself is refused, and the chat goes on.
 
     Without a chat template there are no turns: each line is a separate text to continue.
     """
@@ -74,10 +62,9 @@ def chat(
             return
         messages.append({"role": "user", "content": line})
         try:
-            forgotten = drop_oldest(decoder, messages) if turns else 0
-            if forgotten:
+            if turns and (dropped := drop_oldest(decoder, messages)):
                 console.print(
-                    f"The conversation no longer fits; its oldest turns are left out from here on: {forgotten}."
+                    f"The conversation no longer fits; its oldest turns are left out from here on: {dropped}."
                 )
             answer = show(decoder, messages if turns else line, mode, console, **sampling)
         except DataError as error:

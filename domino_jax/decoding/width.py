@@ -41,10 +41,7 @@ class Choice(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """A choice that has run, for a batch of `rows` rows.
-
-    timed: False for the first run of a program, which takes longer.
-    """
+    """A choice that has run. timed: False for the first run of a program, which takes longer."""
 
     choice: Choice
     rows: int
@@ -77,10 +74,7 @@ class TextHistory:
 
 
 class WidthController:
-    """Chooses among `widths`, numbers of drafts, of which the largest is the first to run; 0 is a plain step.
-
-    All requests of a mode share it.
-    """
+    """Chooses among `widths`, numbers of drafts, of which the largest is the first to run; 0 is a plain step."""
 
     def __init__(self, widths: Sequence[int]):
         self.widths = sorted(widths)

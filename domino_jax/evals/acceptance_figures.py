@@ -27,21 +27,16 @@ def widths_of(most: int) -> tuple[int, ...]:
 
 
 def acceptance_figures(answers: Sequence[TargetAnswer], accepted: Sequence[Accepted]) -> dict[str, Any]:
-    """The figures of one drafter; JSON values only.
-
-    Returns:
-        {"tau": by drafts of a round, "intervals": the same, "tau_backbone" (None without a backbone),
-        "rounds": with all drafts, "accept_by_position": share of these rounds that keep the draft,
-        "calibration": of `calibration`, "tasks": {task: {"answers", "tau"}}}
-    """
+    """The figures of one drafter; JSON values only. "tau" and "intervals" are by the drafts of a round, "rounds" and
+    "accept_by_position" of rounds with all drafts; "tau_backbone" is None without a backbone."""
     most = accepted[0].log_q.shape[1]
-    drafts = [one.drafts for one in accepted]
+    drafts = [answer.drafts for answer in accepted]
     rounds = {width: count_rounds(drafts, width) for width in widths_of(most)}
-    emitted = np.array([len(one) for one in drafts])
-    lengths = Counter(length for one in drafts for length in accept_lengths(one, most))
+    emitted = np.array([len(places) for places in drafts])
+    lengths = Counter(length for places in drafts for length in accept_lengths(places, most))
     backbone = None
     if accepted[0].backbone is not None:
-        backbone = tau(emitted, count_rounds([one.backbone for one in accepted], most))
+        backbone = tau(emitted, count_rounds([answer.backbone for answer in accepted], most))
     return {
         "tau": {str(width): tau(emitted, counts) for width, counts in rounds.items()},
         "intervals": {str(width): interval(pooled, emitted, counts) for width, counts in rounds.items()},
@@ -65,7 +60,7 @@ def _by_task(answers: Sequence[TargetAnswer], emitted: np.ndarray, rounds: Mappi
 
 def count_rounds(drafts: Sequence[np.ndarray], width: int) -> np.ndarray:
     """int64 [N], the rounds of each answer with `width` drafts; drafts: accepted at each of its tokens but the last."""
-    return np.array([len(accept_lengths(one, width)) for one in drafts])
+    return np.array([len(accept_lengths(places, width)) for places in drafts])
 
 
 def tau(emitted: np.ndarray, rounds: np.ndarray) -> float | None:
@@ -77,43 +72,39 @@ def pairs(accepted: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
     """For each two drafters, by the drafts of a round that both have: τ of the first minus τ of the second.
 
     Returns:
-        [{"drafters": (first, second), "tau": {drafts: {"difference", "interval"}}}]; an interval without 0 says that
-        other answers of this kind would hardly turn the difference round.
+        [{"drafters": (first, second), "tau": {drafts: {"difference", "interval"}}}]
     """
     table = []
     for first, second in itertools.combinations(accepted, 2):
-        drafts = [[one.drafts for one in accepted[name]] for name in (first, second)]
-        emitted = np.array([len(one) for one in drafts[0]])
+        drafts = [[answer.drafts for answer in accepted[name]] for name in (first, second)]
+        emitted = np.array([len(places) for places in drafts[0]])
         shared = [set(widths_of(accepted[name][0].log_q.shape[1])) for name in (first, second)]
         by_width = {}
         for width in sorted(shared[0] & shared[1]):
-            rounds = [count_rounds(one, width) for one in drafts]
+            rounds = [count_rounds(places, width) for places in drafts]
+            bounds = interval(
+                lambda tokens, a, b, axis: pooled(tokens, a, axis) - pooled(tokens, b, axis), emitted, *rounds
+            )
             difference = tau(emitted, rounds[0]) - tau(emitted, rounds[1])
-            by_width[str(width)] = {"difference": difference, "interval": interval(_difference, emitted, *rounds)}
+            by_width[str(width)] = {"difference": difference, "interval": bounds}
         table.append({"drafters": [first, second], "tau": by_width})
     return table
-
-
-def _difference(emitted: np.ndarray, first: np.ndarray, second: np.ndarray, axis: int) -> Any:
-    return pooled(emitted, first, axis) - pooled(emitted, second, axis)
 
 
 def calibration(accepted: Sequence[Accepted]) -> list[dict[str, Any]]:
     """How far a drafter's probabilities can be trusted: drafts in bins of the probability that it gives to all drafts
     of their round up to them, the mean of these beside the share that was accepted.
 
-    Every token of an answer begins a round here. Drafts after the end of an answer do not count.
-
-    Returns:
-        [{"predicted", "accepted", "drafts"}] of the bins with drafts, by rising probability.
+    Every token of an answer begins a round here. Drafts after the end of an answer do not count. Bins without drafts
+    are left out.
     """
-    predicted, kept = [], []
-    for one in accepted:
-        count, most = one.log_q.shape
+    predicted, right = [], []
+    for answer in accepted:
+        count, most = answer.log_q.shape
         inside = np.arange(count)[:, None] + np.arange(most) < count
-        predicted.append(np.exp(np.cumsum(one.log_q, axis=1, dtype=np.float64))[inside])
-        kept.append((one.drafts[:, None] > np.arange(most))[inside])
-    probabilities, right = np.concatenate(predicted), np.concatenate(kept)
+        predicted.append(np.exp(np.cumsum(answer.log_q, axis=1, dtype=np.float64))[inside])
+        right.append((answer.drafts[:, None] > np.arange(most))[inside])
+    probabilities, right = np.concatenate(predicted), np.concatenate(right)
     bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
     table = []
     for index in np.unique(bins):

@@ -1,6 +1,6 @@
 """The report of drafters that are judged on the same answers: evaluation.json, evaluation.html and one table."""
 
-import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,9 @@ from typing import Any
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speedups
 from domino_jax.evals.page import page_of
-from domino_jax.evals.plots import COLOURS, OTHER, new_figure, save, tidy
-from domino_jax.evals.report import PLOTS, device, print_tables, versions
-from domino_jax.evals.tables import NOTHING, fmt
+from domino_jax.evals.plots import COLOURS, OTHER, draw_lines, save
+from domino_jax.evals.report import PLOTS, print_tables, report_header
+from domino_jax.evals.tables import NOTHING, brackets, fmt
 from domino_jax.method.exact import Accepted
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.json_files import write_json
@@ -39,19 +39,16 @@ def build_evaluation(
         round_seconds: by path, seconds of a round by its drafts, of a plain step under "0"; {} where none are known.
     """
     figures = {}
-    for path, one in accepted.items():
-        figures[path] = {**drafters[path], **acceptance_figures(answers, one), "speedup": None}
+    for path, drafts in accepted.items():
+        figures[path] = {**drafters[path], **acceptance_figures(answers, drafts), "speedup": None}
         if path in round_seconds:
             figures[path]["round_seconds"] = dict(round_seconds[path])
             figures[path]["speedup"] = speedups(figures[path]["tau"], round_seconds[path])
     tokens = sum(len(answer.token_ids) for answer in answers)
     return {
-        "format": FORMAT,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **report_header(FORMAT),
         **origin,
         "answers": {**origin["answers"], "count": len(answers), "tokens": tokens},
-        "versions": versions(),
-        "device": device(),
         "drafters": figures,
         "pairs": pairs(accepted),
     }
@@ -63,11 +60,11 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     names = save(folder / PLOTS, _pictures(evaluation))
     pictures = {name: (folder / PLOTS / name).read_bytes() for name in names}
     facts = {"target": evaluation["target"]["path"], **{name: evaluation[name] for name in ("device", "dtype", "date")}}
-    versions_text = ", ".join(f"{name} {version}" for name, version in evaluation["versions"].items())
     page = page_of(
         heading="Evaluation of drafters",
         title=headline(evaluation),
-        facts={**facts, "answers": answers["source"], "versions": versions_text},
+        facts={**facts, "answers": answers["source"]},
+        versions=evaluation["versions"],
         rows=tau_rows(evaluation),
         notes=[_note(evaluation)],
         sections=sections(evaluation),
@@ -78,7 +75,6 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
 
 
 def console_evaluation(evaluation: Mapping[str, Any]) -> None:
-    """Prints the tables."""
     parts = [headline(evaluation), tau_rows(evaluation, spread=False), _note(evaluation)]
     for heading, note, rows in sections(evaluation):
         parts += [f"{heading}. {note}", rows] if len(rows) > 1 else []
@@ -88,7 +84,7 @@ def console_evaluation(evaluation: Mapping[str, Any]) -> None:
 def headline(evaluation: Mapping[str, Any]) -> str:
     answers = evaluation["answers"]
     temperatures = answers["temperatures"]
-    sampling = f"temperature {', '.join(f'{one:g}' for one in temperatures)}" if any(temperatures) else "greedy"
+    sampling = f"temperature {', '.join(f'{value:g}' for value in temperatures)}" if any(temperatures) else "greedy"
     return f"{answers['count']} answers, {answers['tokens']:,} tokens, {sampling}, {evaluation['dtype']}"
 
 
@@ -108,11 +104,8 @@ def tau_rows(evaluation: Mapping[str, Any], spread: bool = True) -> list[list[st
     widths = _all_widths(evaluation)
     rows = [["τ by drafts of a round", *widths, "backbone alone"]]
     for name, figures in evaluation["drafters"].items():
-        cells = []
-        for width in widths:
-            bounds = figures["intervals"].get(width) if spread else None
-            brackets = f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else ""
-            cells.append(fmt(figures["tau"].get(width), ".3f") + brackets)
+        bounds = figures["intervals"] if spread else {}
+        cells = (fmt(figures["tau"].get(width), ".3f") + brackets(bounds.get(width), ".2f") for width in widths)
         rows.append([name, *cells, fmt(figures["tau_backbone"], ".3f")])
     return rows
 
@@ -138,12 +131,8 @@ def pair_rows(table: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     widths = sorted({width for pair in table for width in pair["tau"]}, key=int)
     rows = [["drafters", *widths]]
     for pair in table:
-        cells = []
-        for width in widths:
-            value = pair["tau"].get(width)
-            bounds = value["interval"] if value else None
-            spread = f" ({bounds[0]:+.2f} to {bounds[1]:+.2f})" if bounds else ""
-            cells.append(fmt(value and value["difference"], "+.3f") + spread)
+        values = [pair["tau"].get(width, {"difference": None, "interval": None}) for width in widths]
+        cells = (fmt(value["difference"], "+.3f") + brackets(value["interval"], "+.2f") for value in values)
         rows.append([" − ".join(pair["drafters"]), *cells])
     return rows
 
@@ -176,16 +165,14 @@ def speedup_rows(evaluation: Mapping[str, Any]) -> list[list[str]]:
 
 def calibration_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     rows = [["probability", *drafters]]
-    tables = {name: {_bin(one): one for one in figures["calibration"]} for name, figures in drafters.items()}
-    for label in sorted({label for table in tables.values() for label in table}):
-        bins = [table.get(label) for table in tables.values()]
-        rows.append([label, *(f"{one['predicted']:.2f} / {one['accepted']:.2f}" if one else NOTHING for one in bins)])
+    columns = [
+        {min(int(10 * part["predicted"]), 9): part for part in figures["calibration"]} for figures in drafters.values()
+    ]
+    for tenth in sorted(set().union(*columns)):
+        bins = [column.get(tenth) for column in columns]
+        cells = (f"{part['predicted']:.2f} / {part['accepted']:.2f}" if part else NOTHING for part in bins)
+        rows.append([f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", *cells])
     return rows
-
-
-def _bin(one: Mapping[str, float]) -> str:
-    low = min(int(10 * one["predicted"]), 9) / 10
-    return f"{low:.1f} to {low + 0.1:.1f}"
 
 
 # ----------------------------------------------------------------------------------------------------- pictures
@@ -193,16 +180,16 @@ def _bin(one: Mapping[str, float]) -> str:
 
 def _pictures(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """τ by the drafts of a round, and the calibration, of every drafter."""
-    taus, trust = new_figure(), new_figure()
-    by_width, by_probability = taus.add_subplot(), trust.add_subplot()
-    by_probability.plot([0, 1], [0, 1], color="#999999", linewidth=1)
-    for index, (name, figures) in enumerate(evaluation["drafters"].items()):
-        look = {"color": LINES[index % len(LINES)], "marker": ".", "label": name}
-        by_width.plot([int(width) for width in figures["tau"]], list(figures["tau"].values()), **look)
-        points = [(one["predicted"], one["accepted"]) for one in figures["calibration"]]
-        by_probability.plot(*zip(*points, strict=True), **look)
-    by_width.set(title="τ by the drafts of a round", xlabel="drafts of a round", ylabel="tokens per round")
-    by_probability.set(title="Calibration", xlabel="probability of the drafts so far", ylabel="share accepted")
-    tidy(by_width)
-    tidy(by_probability)
-    return {"tau.png": taus, "calibration.png": trust}
+    drafters = evaluation["drafters"]
+    colours = dict(zip(drafters, itertools.cycle(LINES), strict=False))
+    taus = {name: [(int(width), tau) for width, tau in figures["tau"].items()] for name, figures in drafters.items()}
+    shares = {
+        name: [(part["predicted"], part["accepted"]) for part in figures["calibration"]]
+        for name, figures in drafters.items()
+    }
+    axes = {"title": "τ by the drafts of a round", "xlabel": "drafts of a round", "ylabel": "tokens per round"}
+    pictures = {"tau.png": draw_lines(taus, colours, **axes)}
+    axes = {"title": "Calibration", "xlabel": "probability of the drafts so far", "ylabel": "share accepted"}
+    pictures["calibration.png"] = draw_lines(shares, colours, **axes)
+    pictures["calibration.png"].axes[0].plot([0, 1], [0, 1], color="#999999", linewidth=1)
+    return pictures

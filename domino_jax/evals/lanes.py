@@ -14,10 +14,7 @@ LISTED = 100
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """One column of a measurement: a mode with the models and the generator that run it.
-
-    name: unique among the lanes of a measurement.  drafter: the drafter's name where there are several.
-    """
+    """A mode with the models and the generator that run it.  drafter: its name where there are several."""
 
     name: str
     mode: str
@@ -54,7 +51,6 @@ class ModeRun:
         return len(self.rounds)
 
     def add(self, answers: Sequence[Generation]) -> None:
-        """Counts answers without keeping their token ids."""
         for answer in answers:
             self.tokens += len(answer.token_ids)
             self.stopped += answer.finish_reason == "stop"

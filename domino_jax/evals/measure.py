@@ -53,7 +53,7 @@ def decode_prompts(
         )
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = drafter_lanes(drafters, target.stop_ids)
-    infos = {name: info.loaded(name, one, target, prompts) for name, one in drafters.items()}
+    infos = {name: info.loaded(name, drafter, target, prompts) for name, drafter in drafters.items()}
 
     def lanes_of(batch_size: int) -> list[Lane]:
         same = batch_size == settings.batch_size  # then nothing has to be compiled again
@@ -77,10 +77,7 @@ def decode_prompts(
 def report_lanes(
     by_mode: Mapping[str, Lane], measured: Measured, info: RunInfo, prompts: Sequence[Prompt], folder: Path
 ) -> dict[str, Any]:
-    """Times rounds, writes the report of the lanes of one drafter into `folder` and returns it.
-
-    measured: sums of these lanes, and perhaps of others.
-    """
+    """Times rounds, writes the report of the lanes of one drafter into `folder` and returns it."""
 
     def of(runs: Mapping[str, ModeRun]) -> dict[str, ModeRun]:
         return {mode: runs[lane.name] for mode, lane in by_mode.items()}
@@ -99,13 +96,11 @@ def report_lanes(
 def drafter_lanes(
     drafters: Mapping[str, RunDrafter], stop_ids: Sequence[int], batch_size: int | None = None
 ) -> list[Lane]:
-    """A lane of plain decoding, which every speed-up is against, then one for each mode of each drafter.
-
-    batch_size: of the settings when None.
-    """
+    """A lane of plain decoding, which every speed-up is against, then one for each mode of each drafter."""
     lanes = []
-    for name, one in drafters.items():
-        settings, models = one.settings.change(batch_size=batch_size or one.settings.batch_size), one.models
+    for name, drafter in drafters.items():
+        settings, models = drafter.settings, drafter.models
+        settings = settings.change(batch_size=batch_size or settings.batch_size)
         generator = new_generator(models, settings, stop_ids)
         if BASELINE in settings.modes and not lanes:
             lanes.append(Lane(BASELINE, BASELINE, models, generator))
@@ -115,7 +110,7 @@ def drafter_lanes(
         modes = [mode for mode in supported_modes(settings.modes, kind) if mode != BASELINE]
         if not modes:
             raise DominoError(
-                f"{one.identity['path']} is a drafter of head {kind.head}, which has none of decode.modes"
+                f"{drafter.identity['path']} is a drafter of head {kind.head}, which has none of decode.modes"
                 f" {', '.join(settings.modes)} but plain decoding; add {DRAFT}, or take the drafter out of"
                 " decode.compare."
             )
@@ -146,9 +141,6 @@ def measure_concurrency(
 
     tokens_per_second is the loop's; output_tokens_per_second also counts the prefills and the first tokens, as the
     clients of a server would. First turns only. A size that `files` already holds is not measured again.
-
-    Args:
-        lanes_of: batch size → lanes.
     """
     first_turns = [dataclasses.replace(prompt, later_turns=(), task=None) for prompt in prompts]
     done = {str(record["concurrency"]): record["level"] for record in files.records if "concurrency" in record}

@@ -22,8 +22,7 @@ from domino_jax.weights.target import read_target_config
 def decode_mesh(data: int, tensor: int, batch_size: int, key: str = "decode.batch_size") -> Mesh | None:
     """The mesh to decode on; None for one device. -1 is the rest of the devices. key: that of batch_size.
 
-    Raises:
-        DominoError: more devices than are here, rows that cannot be cut evenly, or processes left without work.
+    DominoError: more devices than are here, rows that cannot be cut evenly, or processes left without work.
     """
     if (data, tensor) == (1, 1) and jax.process_count() == 1:
         return None
@@ -69,11 +68,11 @@ def check_head(head: str, modes: Sequence[str]) -> None:
             )
 
 
-def check_kind(head: str, asked: str | None, path: str) -> None:
-    """Refuses a folder whose drafter has another head than the one that was asked for."""
-    if asked not in (None, head):
+def refuse_other_head(head: str, named: str | None, path: str) -> None:
+    """Refuses a folder whose drafter has another head than the one that the command line names."""
+    if named not in (None, head):
         raise DominoError(
-            f"config.drafter.head is {asked!r}, but the drafter in {path} has the head {head!r}; leave the key out, or"
+            f"config.drafter.head is {named!r}, but the drafter in {path} has the head {head!r}; leave the key out, or"
             " name another drafter."
         )
 
@@ -118,12 +117,9 @@ def lower_to_drafter(
 class Loader:
     """Reads targets and drafters as the settings describe them.
 
-    Args:
-        target_path: a folder or hub id.
-        mesh: where the weights go, this process' first device when None.
-        made_up: target config → a drafter's, for simulated runs without a drafter's folder.
-        head: the head that was asked for, which a drafter's folder must have; None: any.
-        quantize: of the target, as for loading.load_target.
+    target_path: a folder or hub id.  mesh: where the weights go, this process' first device when None.
+    made_up: target config → a drafter's, for simulated runs without a drafter's folder.
+    head: which a drafter's folder must have; None: any.  quantize: of the target (loading.load_target).
     """
 
     target_path: str
@@ -158,7 +154,7 @@ class Loader:
         else:
             path = named_drafter(drafter_path, modes)
             models = load_models(loaded, path, place, drafting)
-            check_kind(models.drafter.config.head, self.head, path)
+            refuse_other_head(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models
 

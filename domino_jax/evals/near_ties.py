@@ -38,24 +38,21 @@ def divergences(
     other: Sequence[Generation],
     requests: Sequence[int | Request] | None = None,
 ) -> list[Divergence]:
-    """The first divergence of every prompt whose texts differ, judged by the rule above.
-
-    Args:
-        requests: those of `generate`; the prompts' indices when None.
-    """
+    """The first divergence of every prompt whose texts differ, judged by the rule above. requests: of `generate`."""
     requests = range(len(prompts)) if requests is None else requests
     diverged = []
-    for index, (one, two) in enumerate(zip(reference, other, strict=True)):
-        if one.token_ids == two.token_ids:
+    for index, answers in enumerate(zip(reference, other, strict=True)):
+        first, second = (answer.token_ids for answer in answers)
+        if first == second:
             continue
-        shortest = min(len(one.token_ids), len(two.token_ids))
-        position = next((i for i in range(shortest) if one.token_ids[i] != two.token_ids[i]), shortest)
+        shortest = min(len(first), len(second))
+        position = next((i for i in range(shortest) if first[i] != second[i]), shortest)
         if position == shortest:  # one text is a prefix of the other: a stop was missed, never a tie
             diverged.append(Divergence(index, position, float("inf"), False))
             continue
-        prefix = [*prompts[index], *one.token_ids[:position]]
+        prefix = [*prompts[index], *first[:position]]
         logits = logits_after(models, prefix, generator.bucket(len(prefix)))
-        candidates = {one.token_ids[position], two.token_ids[position]}
+        candidates = {first[position], second[position]}
         request = generator.request(requests[index])
         margin = choice_margin(logits, len(prefix), request, candidates)
         compared = [logits.max(), *logits[sorted(candidates)]]
@@ -70,9 +67,7 @@ def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams
     bfloat16 has 8 significant bits, so for a best logit in [16, 32) the limit is 0.25; like the margin it is
     divided by the temperature.
 
-    Args:
-        compared: the logits in question, the best one and those of the two choices; the largest decides. Far from the
-            best, where a high temperature chooses, they may be larger than it.
+    compared: the logits in question, the best one and those of the two choices; the largest magnitude decides.
     """
     if dtype == jnp.float32:
         return NEAR_TIE
@@ -82,10 +77,9 @@ def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams
 
 def logits_after(models: Pair, prefix: Sequence[int], width: int) -> np.ndarray:
     """The target's logits float64 [V] after `prefix`, by one uncached pass of `width` tokens, without the loop."""
-    length = len(prefix)
     padded = np.zeros((1, width), np.int32)
-    padded[0, :length] = prefix
-    return np.asarray(_uncached_logits(models, padded, np.int32(length - 1)), np.float64)
+    padded[0, : len(prefix)] = prefix
+    return np.asarray(_uncached_logits(models, padded, np.int32(len(prefix) - 1)), np.float64)
 
 
 def choice_margin(logits: np.ndarray, position: int, request: Request, candidates: set[int]) -> float:
@@ -98,9 +92,8 @@ def choice_margin(logits: np.ndarray, position: int, request: Request, candidate
     if params.greedy:
         return float(logits.max() - min(logits[token] for token in candidates))
     keys = request_keys(request.seed, jnp.asarray([request.noise], jnp.int32))
-    noise = np.asarray(position_noise(keys, jnp.full((1, 1), position), logits.size)[0, 0], np.float64)
     scores = (logits - logits.max()) / params.temperature
-    total = scores + noise
+    total = scores + np.asarray(position_noise(keys, jnp.full((1, 1), position), logits.size)[0, 0], np.float64)
     enter, leave = edge_distances(scores, params)
 
     def margin(token: int) -> float:

@@ -19,10 +19,10 @@ def render_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str
     Args:
         pictures: PNG by file name.
     """
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return page_of(
         heading="Decoding report" + (" (simulated)" if report["simulated"] else ""),
-        facts={**tables.origins(report), "versions": versions},
+        facts=tables.origins(report),
+        versions=report["versions"],
         title=tables.title(report),
         rows=tables.rows_of(report),
         notes=tables.notes_of(report),
@@ -31,16 +31,20 @@ def render_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str
     )
 
 
-def page_of(*, pictures: Mapping[str, bytes], **parts: Any) -> str:
+def page_of(
+    *, facts: Mapping[str, str], versions: Mapping[str, str], pictures: Mapping[str, bytes], **parts: Any
+) -> str:
     """The HTML text of a page; everything that comes out of a file or a model is escaped.
 
     Args:
-        parts: of the template: heading, title, facts by name, rows of the first table, notes, and sections, each of a
-            heading, a sentence and the rows of a table.
+        parts: of the template: heading, title, rows of the first table, notes, and sections, each of a heading, a
+            sentence and the rows of a table.
     """
     environment = jinja2.Environment(autoescape=True, finalize=printable)
+    facts = {**facts, "versions": ", ".join(f"{name} {version}" for name, version in versions.items())}
     encoded = {name: base64.b64encode(data).decode() for name, data in pictures.items()}
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(**parts, pictures=encoded)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(**parts, facts=facts, pictures=encoded)
 
 
 def printable(value: Any) -> Any:

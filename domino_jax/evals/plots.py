@@ -98,9 +98,8 @@ def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
         label = f"{mode}: τ {figures['tau_pooled']:.2f}, {figures['rounds']:,} rounds"
         axes.bar(places, shares, width=each * 0.92, color=COLOURS.get(mode, OTHER), label=label)
     axes.set_xticks(range(1, max(len(figures["accept_histogram"]) for figures in modes.values()) + 1))
-    axes.set(
-        title="Tokens emitted per round", xlabel="tokens emitted (accepted drafts + 1)", ylabel="share of rounds, %"
-    )
+    labels = {"xlabel": "tokens emitted (accepted drafts + 1)", "ylabel": "share of rounds, %"}
+    axes.set(title="Tokens emitted per round", **labels)
     tidy(axes)
     return figure
 
@@ -113,17 +112,10 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
     rows = read_rows(epath.Path(workdir) / "metrics.jsonl")
     pictures = {}
     for name, (title, axis, curves) in CURVES.items():
-        lines = {key: [(row["step"], row[key]) for row in rows if row.get(key) is not None] for key in curves}
-        if any(lines.values()):
-            figure = new_figure()
-            axes = figure.add_subplot()
-            for key, points in lines.items():
-                if points:
-                    label, colour = curves[key]
-                    axes.plot(*zip(*points, strict=True), color=colour, marker=".", label=label)
-            axes.set(title=title, xlabel="step", ylabel=axis)
-            tidy(axes)
-            pictures[name] = figure
+        points = {key: [(row["step"], row[key]) for row in rows if row.get(key) is not None] for key in curves}
+        if any(points.values()):
+            lines = {curves[key][0]: points[key] for key in curves if points[key]}
+            pictures[name] = draw_lines(lines, dict(curves.values()), title=title, xlabel="step", ylabel=axis)
     return save(epath.Path(workdir) / "plots", pictures) if pictures else []
 
 
@@ -131,15 +123,23 @@ def plot_runs(folder: str | os.PathLike, runs: Mapping[str, Sequence[Mapping[str
     """Draws the curves of several runs, {name: rows of its metrics.jsonl}, into `folder`; returns the file names."""
     pictures = {}
     for file, figure in COMPARED.items():
-        curves = {name: figure.points(rows) for name, rows in runs.items()}
-        if any(curves.values()):
-            pictures[file] = new_figure()
-            axes = pictures[file].add_subplot()
-            for name, points in curves.items():
-                axes.plot(*zip(*points, strict=True) if points else ((), ()), marker=".", label=name)
-            axes.set(title=figure.title, xlabel="step", ylabel=figure.axis)
-            tidy(axes)
+        lines = {name: figure.points(rows) for name, rows in runs.items()}
+        if any(lines.values()):
+            pictures[file] = draw_lines(lines, title=figure.title, xlabel="step", ylabel=figure.axis)
     return save(folder, pictures)
+
+
+def draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], colours: Mapping[str, str] | None = None, **texts: str
+) -> Figure:
+    """A picture of lines, {label: points}. texts: title, xlabel and ylabel."""
+    figure = new_figure()
+    axes = figure.add_subplot(**texts)
+    for label, points in lines.items():
+        columns = zip(*points, strict=True) if points else ((), ())
+        axes.plot(*columns, color=colours.get(label) if colours else None, marker=".", label=label)
+    tidy(axes)
+    return figure
 
 
 def new_figure() -> Figure:

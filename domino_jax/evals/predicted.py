@@ -35,8 +35,8 @@ def predicted_rounds(
     accepted = dict(zip(texts, passes(models), strict=True))
     counts = {mode: {"same": 0, "of": 0} for mode in modes}
     for row in filter(lambda row: key_of(row) in texts, rows):
-        one, count = accepted[key_of(row)], counts[row["mode"]]
-        drafts = one.backbone if row["mode"] == BACKBONE else one.drafts
+        answer, count = accepted[key_of(row)], counts[row["mode"]]
+        drafts = answer.backbone if row["mode"] == BACKBONE else answer.drafts
         width, place = generator.drafting(row["mode"]).width(generator.drafter), 0
         for emitted in row["accept_lengths"]:
             count["of"] += 1

@@ -17,11 +17,7 @@ from domino_jax.runtime.errors import DataError, quote
 
 
 def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list[Prompt]:
-    """Prompts of rows as data/prompts.py and data/tasks.py read them.
-
-    Raises:
-        DataError: a row that cannot be encoded or written, or has a sampling value out of range.
-    """
+    """Raises DataError for a row that cannot be encoded or written, or has a sampling value out of range."""
     prompts, places = [], Counter()
     for row in rows:
         where = f"prompt {quote(row['id'])[1:-1]}"
@@ -65,16 +61,16 @@ def _check_prompt(generators: Sequence[Generator], prompt: Prompt, codec: TextCo
         generator.check_prompt(prompt.token_ids, where, prompt.request)
     if not prompt.later_turns:
         return
-    answers, last = prompt.turns_left, prompt
+    turns, last = prompt.turns_left, prompt
     while last.later_turns:
         last = last.next_turn("", codec)
     tokens = len(last.token_ids)
     for limits in (generator.limits for generator in generators):
         most, slots = limits.settings.max_new_tokens, limits.settings.cache_length
-        limits.check_positions(tokens, answers * most, f"{where}, of {answers} turns,")
-        longest = tokens + answers * most + limits.block_rows
+        limits.check_positions(tokens, turns * most, f"{where}, of {turns} turns,")
+        longest = tokens + turns * most + limits.block_rows
         if longest > slots:
             raise DataError(
-                f"{where} has {answers} turns, which may need {longest} cache rows with {most} new tokens each, but"
+                f"{where} has {turns} turns, which may need {longest} cache rows with {most} new tokens each, but"
                 f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
             )

@@ -30,7 +30,7 @@ from domino_jax.evals.summary import averages, figures_of, identical_outputs, ra
 from domino_jax.evals.tables import notes_of, rows_of, title
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.small_models import has_one_thread
 
@@ -56,16 +56,20 @@ def build_report(
 
     Args:
         runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
-        split: by mode, seconds of a round's parts, and of a plain step (round_times.round_split).
-        concurrency: figures by batch size (measure.py).
+        split: of round_times.round_split.  concurrency: figures by batch size (measure.py).
     """
     batch_size = info.settings.batch_size
     modes = figures_of(runs, info)
     step_seconds = split[BASELINE]["round"] if BASELINE in split else None
     for mode, figures in modes.items():
         timed = split[mode] if mode in split and mode != BASELINE else None
-        figures["time_split"] = _time_split(timed, step_seconds, info.drafts_per_round[mode]) if timed else None
-        figures["break_even_tau"] = ratio(timed["round"], step_seconds) if timed else None
+        figures["time_split"] = timed and {
+            "unit": "milliseconds per round",
+            **{name: timed[name] * 1e3 if name in timed else None for name in SPLIT},
+            "step": None if step_seconds is None else step_seconds * 1e3,
+            "drafts": info.drafts_per_round[mode],
+        }
+        figures["break_even_tau"] = timed and ratio(timed["round"], step_seconds)
     by_task = {}
     for name, task_runs in (tasks or {}).items():
         by_task[name] = figures_of(task_runs, info)
@@ -73,11 +77,8 @@ def build_report(
             by_task[name][mode]["identical"] = identical
     over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
     return {
-        "format": FORMAT,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **report_header(FORMAT),
         **info.as_json(),
-        "versions": versions(),
-        "device": device(),
         "batch_size": batch_size,
         "modes": modes,
         "identical_outputs": identical_outputs(runs),
@@ -88,30 +89,24 @@ def build_report(
     }
 
 
-def _time_split(parts: Mapping[str, float], step: float | None, drafts: int) -> dict[str, Any]:
-    """Milliseconds, of seconds; None for parts that were not timed separately."""
-    return {
-        "unit": "milliseconds per round",
-        **{name: parts[name] * 1e3 if name in parts else None for name in SPLIT},
-        "step": None if step is None else step * 1e3,
-        "drafts": drafts,
-    }
+def report_header(format: int) -> dict[str, Any]:
+    """What every report begins with."""
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"format": format, "date": date, "versions": versions(), "device": device()}
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computed the figures."""
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"domino_jax": domino_jax.__version__, "python": platform.python_version(), **packages}
 
 
 def device() -> str:
     """Kind and number of the devices, and of the host's cores where those are the device."""
-    devices = jax.devices()
-    used, there = usable_cores(), os.cpu_count()
-    of = f"{used} of " if used != there else ""
-    cores = f", {of}{there} cores" if devices[0].platform == "cpu" else ""
-    if cores and has_one_thread():
-        cores += ", one thread"
+    devices, cores = jax.devices(), ""
+    if devices[0].platform == "cpu":
+        used, there = usable_cores(), os.cpu_count()
+        cores = f", {there if used == there else f'{used} of {there}'} cores"
+        cores += ", one thread" if has_one_thread() else ""
     return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"
 
 
@@ -119,10 +114,7 @@ def device() -> str:
 
 
 def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
-    """Writes plots/, report.html and, last, report.json, each whole or not at all.
-
-    A folder with a report.json is finished.
-    """
+    """Writes plots/, report.html and, last, report.json, with which a folder is finished; each whole or not at all."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     images = {name: (folder / PLOTS / name).read_bytes() for name in write_plots(folder / PLOTS, report)}
@@ -131,12 +123,7 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
 
 
 def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:
-    """The report of a finished run, None when there is none.
-
-    Raises:
-        DataError: it is damaged.
-        DominoError: there is none, and none could be written there.
-    """
+    """The report of a finished run, None when there is none. DataError: it is damaged; DominoError: of refuse_file."""
     refuse_file(epath.Path(folder))
     path = epath.Path(folder) / name
     if not path.is_file():
@@ -147,6 +134,18 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     return report
 
 
+def output_folder(path: str) -> Path:
+    """The local folder of --output; a DominoError for an address in a bucket, or where a file is in its place."""
+    if is_remote(path):
+        raise DominoError(
+            f"--output={path} is in a bucket, and this command writes to local folders; copy the folder when it is"
+            " finished."
+        )
+    folder = Path(path).expanduser()
+    refuse_file(epath.Path(folder))
+    return folder
+
+
 def refuse_file(folder: epath.Path) -> None:
     """Raises DominoError where a file is in the folder's place, before anything runs."""
     if folder.exists() and not folder.is_dir():
@@ -154,27 +153,20 @@ def refuse_file(folder: epath.Path) -> None:
 
 
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:
-    """Prints the table and its notes."""
     print_tables([title(report), rows_of(report, spread=False), *notes_of(report, spread=False)], console)
 
 
 def print_tables(parts: Sequence[str | Sequence[Sequence[str]]], console: rich.console.Console | None = None) -> None:
-    """Prints lines and tables."""
+    """Prints lines and tables (rows of cells, heading first), of which no cell is cut; empty ones are left out."""
     console = console or rich.console.Console()
     for part in filter(None, parts):
         if isinstance(part, str):
             console.print(part, highlight=False, markup=False, soft_wrap=True)
-        else:
-            _print_table(part, console)
-
-
-def _print_table(rows: Sequence[Sequence[str]], console: rich.console.Console) -> None:
-    """Prints cells, heading first; the first column to the left and the others to the right. No cell is cut."""
-    heading, *body = [[rich.text.Text(cell) for cell in row] for row in rows]
-    table = rich.table.Table()
-    for index, name in enumerate(heading):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
-    for row in body:
-        table.add_row(*row)
-    needed = console.measure(table, options=console.options.update(width=LONGEST)).maximum
-    console.print(table, width=max(console.width, needed), crop=False)
+            continue
+        table, (heading, *body) = rich.table.Table(), [[rich.text.Text(cell) for cell in row] for row in part]
+        for index, name in enumerate(heading):
+            table.add_column(name, justify="right" if index else "left", no_wrap=True)
+        for row in body:
+            table.add_row(*row)
+        needed = console.measure(table, options=console.options.update(width=LONGEST)).maximum
+        console.print(table, width=max(console.width, needed), crop=False)

@@ -33,9 +33,8 @@ def round_split(
 
     draft: the backbone's pass and the base logits; the whole draft where there is no backbone.
     head: its rollout.  verify: the target's pass and its choices.
-    commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
-    loop itself.  round: the whole.
-    Only the whole round is timed of mode tree and of chains without drafts, and the step of plain decoding.
+    commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify.
+    Of a tree, of chains without drafts and of plain decoding the whole round alone is timed.
 
     A single call of a part would include a copy of the cache and a dispatch. So a turn's time is measured by how much
     longer many turns take than one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
@@ -74,7 +73,6 @@ def round_stopwatches(
 
 
 def _with_head(generator: Generator, modes: Sequence[str]) -> set[str]:
-    """The chains among the modes that draft with a head."""
     return {mode for mode in modes if mode in CHAINS and generator.drafting(mode).use_head}
 
 
@@ -111,18 +109,15 @@ def round_stopwatch(models: Pair, generator: Generator, live: DecodeState, mode:
 
 
 def round_of(mode: str) -> str:
-    """The name of a mode's whole round, or step, among round_stopwatches."""
     return f"round of {mode}"
 
 
 def _split(mode: str, seconds: Mapping[str, float], with_head: bool) -> dict[str, float]:
-    if mode not in CHAINS or "verify" not in seconds:  # a tree, a plain step
-        return {"round": seconds[round_of(mode)]}
-    parts = {name: seconds[name] for name in ("draft", "verify", "commit")}
-    parts["head"] = seconds["head"] if with_head else 0.0
     whole = seconds[round_of(mode)]
-    rest = whole - parts["draft"] - parts["head"] - parts["verify"]
-    return {**parts, "other": max(0.0, rest), "round": whole}
+    if mode not in CHAINS or "verify" not in seconds:  # a tree, a plain step
+        return {"round": whole}
+    parts = {name: seconds[name] for name in ("draft", "verify")} | {"head": seconds["head"] if with_head else 0.0}
+    return {**parts, "commit": seconds["commit"], "other": max(0.0, whole - sum(parts.values())), "round": whole}
 
 
 def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
@@ -183,11 +178,8 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
 
 
 def _moved(state: DecodeState, feed: jax.Array) -> DecodeState:
-    """The same state with lengths that seem to depend on `feed` int32 [B], which is never negative.
-
-    Otherwise masks, positions and rotations would be computed once, before the loop; a generation computes them in each
-    round.
-    """
+    """The same state with lengths that seem to depend on `feed` int32 [B], which is never negative: else masks,
+    positions and rotations would be computed once, before the loop."""
     return state.replace(lengths=state.lengths + (feed < 0))
 
 
@@ -211,9 +203,7 @@ def _verified(models, state: DecodeState, cache, tokens: jax.Array, sampling: Sa
 def turn_seconds(timed: Mapping[Any, Callable[[int], float]], repeats: int) -> dict[Any, float]:
     """Seconds of one turn by name, from functions turns → seconds: medians of `repeats` calls after a warm-up.
 
-    The calls alternate, so that a noisy machine disturbs all of them alike and their differences are meaningful.
-
-    timed: by names of any kind; those of SHORT make more turns.
+    The calls alternate, so that a noisy machine disturbs all of them alike. Names in SHORT make more turns.
     """
     more = {name: SHORT.get(name, LOOPED) for name in timed}
     times = {name: ([], []) for name in timed}  # of one turn, of many more
@@ -223,5 +213,5 @@ def turn_seconds(timed: Mapping[Any, Callable[[int], float]], repeats: int) -> d
                 spent = timed[name](1 + further)
                 if repeat:
                     seconds.append(spent)
-    middle = {name: [statistics.median(seconds) for seconds in series] for name, series in times.items()}
-    return {name: max(0.0, many - one) / more[name] for name, (one, many) in middle.items()}
+    medians = {name: [statistics.median(seconds) for seconds in series] for name, series in times.items()}
+    return {name: max(0.0, many - single) / more[name] for name, (single, many) in medians.items()}

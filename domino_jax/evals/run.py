@@ -48,32 +48,22 @@ class Measured:
     tasks: dict[str, dict[str, ModeRun]] = dataclasses.field(default_factory=dict)
     concurrency: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def empty(cls, lanes: Sequence[Lane]) -> "Measured":
-        return cls({lane.name: ModeRun() for lane in lanes})
-
     def add(self, lanes: Sequence[Lane], record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
         """Counts a finished group: its record in progress.jsonl and its rows of generations.jsonl."""
-        answers = _by_lane(lanes, lines)
-        places = [self.runs]
+        names = {(lane.drafter, lane.mode): lane.name for lane in lanes}
+        answers: dict[str, list[Generation]] = {lane.name: [] for lane in lanes}
+        for line in lines:
+            answers[names[line.get("drafter"), line["mode"]]].append(read_generation(line))
+        sums = [self.runs]
         if record["task"] is not None:
-            places.append(self.tasks.setdefault(record["task"], {name: ModeRun() for name in self.runs}))
-        for runs in places:
+            sums.append(self.tasks.setdefault(record["task"], {name: ModeRun() for name in self.runs}))
+        for runs in sums:
             for name, run in runs.items():
                 figures = record["lanes"][name]
                 run.add(answers[name])
                 run.add_group(Clock(**figures["clock"]))
                 if figures["divergences"] is not None:
                     run.add_comparison(len(answers[name]), figures["divergences"])
-
-
-def _by_lane(lanes: Sequence[Lane], lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Generation]]:
-    names = {(lane.drafter, lane.mode): lane.name for lane in lanes}
-    answers: dict[str, list[Generation]] = {lane.name: [] for lane in lanes}
-    for line in lines:
-        drafter = line["drafter"] if "drafter" in line else None
-        answers[names[drafter, line["mode"]]].append(read_generation(line))
-    return answers
 
 
 def plan_groups(prompts: Sequence[Prompt], batch_size: int) -> list[Group]:
@@ -97,13 +87,10 @@ def run_lanes(
 ) -> Measured:
     """All prompts through all lanes; groups that `files` holds from earlier starts are counted and not run again.
 
-    Args:
-        files: None: only the sums are of interest.
-        simulated: outputs are forced and not the target's, so none is compared.
+    simulated: outputs are forced and not the target's, so none is compared.
     """
-    measured = Measured.empty(lanes)
-    groups = plan_groups(prompts, batch_size)
-    done = 0
+    measured = Measured({lane.name: ModeRun() for lane in lanes})
+    groups, done = plan_groups(prompts, batch_size), 0
     for record, lines in files.replay() if files else ():
         if "group" in record:
             measured.add(lanes, record, lines)
@@ -124,17 +111,16 @@ def decode_group(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One group through all lanes, turn by turn: its record and its rows of generations.jsonl.
 
-    All lanes get the same prompts: the history of a later turn holds the baseline's answer (the first lane's without a
-    baseline), which in a lossless mode is also the mode's answer. The group's number determines the first lane: with a
-    rotating start a noisy machine disturbs all lanes alike.
+    The history of a later turn holds the baseline's answer, or the first lane's. The group's number determines the
+    first lane: with a rotating start a noisy machine disturbs all lanes alike.
     """
     baseline, first = baseline_of(lanes), group.number % len(lanes)
     compared = [lane for lane in lanes if baseline and lane is not baseline and not simulated]
     figures = {lane.name: {"clock": Clock(), "divergences": None} for lane in lanes}
     figures |= {lane.name: {**figures[lane.name], "divergences": []} for lane in compared}
-    lines, asked = [], list(enumerate(group.prompts, group.first))
-    while asked:
-        prompts = [prompt for _, prompt in asked]
+    lines, turns = [], list(enumerate(group.prompts, group.first))
+    while turns:
+        prompts = [prompt for _, prompt in turns]
         ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
         answers = {}
         for lane in (*lanes[first:], *lanes[:first]):
@@ -151,10 +137,10 @@ def decode_group(
         for lane in compared:
             both = reference, answers[lane.name]
             diverged = divergences(baseline.models, baseline.generator, ids, *both, requests)
-            figures[lane.name]["divergences"] += [_divergence(one, *asked[one.prompt]) for one in diverged]
-        asked = [
+            figures[lane.name]["divergences"] += [_divergence(entry, *turns[entry.prompt]) for entry in diverged]
+        turns = [
             (place, prompt.next_turn(codec.decode(answer.token_ids), codec))
-            for (place, prompt), answer in zip(asked, reference, strict=True)
+            for (place, prompt), answer in zip(turns, reference, strict=True)
             if prompt.later_turns
         ]
     record = {name: {**values, "clock": vars(values["clock"])} for name, values in figures.items()}
@@ -173,11 +159,7 @@ def _divergence(divergence: Divergence, place: int, prompt: Prompt) -> dict[str,
 
 
 def time_rounds(lanes: Mapping[str, Lane], prompts: Sequence[Prompt]) -> dict[str, dict[str, float]]:
-    """By mode the seconds of a round's parts, and those of a plain step; nothing where no mode drafts.
-
-    Args:
-        lanes: by mode.
-    """
+    """By mode the seconds of a round's parts, and those of a plain step; nothing where no mode drafts."""
     drafting = [mode for mode in lanes if mode != BASELINE]
     if not drafting:
         return {}

@@ -25,16 +25,11 @@ PROGRESS = "progress.jsonl"
 
 
 class RunFiles:
-    """Appends groups to the two files of `folder` and reads back those of earlier starts.
+    """Appends groups to the two files of `folder` and reads back those of earlier starts; a context manager.
 
     Args:
-        folder: created if it does not exist.
         run: what the run is made with, by section; a folder begun with something else is refused.
         restart: start from scratch instead of refusing.
-
-    with RunFiles(folder, run) as files:
-        for record, rows in files.replay(): ...
-        files.append(record, rows)
     """
 
     def __init__(self, folder: Path, run: Mapping[str, Mapping[str, Any] | None], restart: bool = False):
@@ -86,9 +81,7 @@ class RunFiles:
         self._files.close()
 
 
-def generation_row(
-    name: str, mode: str, answer: Generation, text: str | None, drafter: str | None = None
-) -> dict[str, Any]:
+def generation_row(name: str, mode: str, answer: Generation, text: str | None, drafter: str | None) -> dict[str, Any]:
     """A row of generations.jsonl; `drafter` only where several are compared."""
     return {
         "id": name,
@@ -109,11 +102,9 @@ def read_generation(row: Mapping[str, Any]) -> Generation:
 
 
 def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses a folder that was made with something else than `wanted`.
+    """Refuses a folder, whose content `what` names, that was made with something else than `wanted`.
 
-    Args:
-        what: names the content of the folder in the message.
-        before: holds the sections of `wanted`, and may hold more.
+    before: holds the sections of `wanted`, and may hold more.
     """
     keys = flatten(wanted)
     differing = {key: pair for key, pair in differences(before, wanted).items() if key in keys}

@@ -43,9 +43,8 @@ class RunDrafter:
 class RunInfo:
     """One run of decode. The first four fields are known before anything is loaded; `loaded` fills in the others.
 
-    requested: the recipe's settings.  settings: those in effect, which fit its block.
-    target, drafter: path and identity (weights/identity.py); the lists of them in a comparison, no drafter for plain
-        decoding.
+    requested: the recipe's settings.  settings: those in effect, which fit the drafter's block.
+    target, drafter: path and identity (weights/identity.py); lists of them in a comparison.
     """
 
     requested: DecodeSettings
@@ -55,7 +54,7 @@ class RunInfo:
     settings: DecodeSettings | None = None
     drafter_name: str = ""
     drafter_config: AnyConfig | None = None
-    copied_bytes: int = 0  # of a draft vocabulary, in memory
+    copied_bytes: int = 0  # of a draft vocabulary
     prompts: int = 0
     template: str | None = None
     stop_ids: tuple[int, ...] = ()

@@ -6,12 +6,19 @@ from typing import Any
 from domino_jax.decoding.settings import BASELINE
 
 PARTS = ("draft", "head", "verify", "other")
-METHODS = {
-    "autoregressive": "Target alone",
-    "backbone": "Backbone alone",
-    "draft": "Draft",
-    "domino": "Domino",
-    "tree": "Tree",
+METHODS = {"autoregressive": "Target alone", "backbone": "Backbone alone"}  # other modes have their own name
+# {label: key, format and unit of a figure}
+FIGURES = {
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "ms per token": ("milliseconds_per_token", ".2f"),
+    "speed-up": ("speedup", ".2f", " ×"),
+    "end-to-end speed-up": ("speedup_end_to_end", ".2f", " ×"),
+    "τ pooled": ("tau_pooled", ".2f"),
+    "τ per prompt": ("tau_per_prompt", ".2f"),
+    "break-even τ": ("break_even_tau", ".2f"),
+    "drafts per round": ("drafts_per_round", ".3g"),
+    "prefill s": ("prefill_seconds", ".2f"),
+    "compilation s": ("compile_seconds", ".1f"),
 }
 NOTHING = "–"
 POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
@@ -47,40 +54,28 @@ def simulated(report: Mapping[str, Any]) -> str:
 def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
     """Cells, heading first: one row per figure, one column per mode; `spread` adds intervals in brackets."""
     modes = report["modes"]
-
-    def figure(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
-        return with_interval(figures, key, form, unit) if spread else fmt(figures[key], form, unit)
-
-    labels = {
-        "tokens/s": lambda mode, figures: figure(figures, "tokens_per_second", ".1f"),
-        "ms per token": lambda mode, figures: fmt(figures["milliseconds_per_token"], ".2f"),
-        "speed-up": lambda mode, figures: figure(figures, "speedup", ".2f", " ×"),
-        "end-to-end speed-up": lambda mode, figures: fmt(figures["speedup_end_to_end"], ".2f", " ×"),
-        "τ pooled": lambda mode, figures: figure(figures, "tau_pooled", ".2f"),
-        "τ per prompt": lambda mode, figures: figure(figures, "tau_per_prompt", ".2f"),
-        "break-even τ": lambda mode, figures: fmt(figures["break_even_tau"], ".2f"),
-        "drafts per round": lambda mode, figures: fmt(figures["drafts_per_round"], ".3g"),
-        "outputs identical": lambda mode, figures: same_count(report["identical_outputs"], mode),
-        "prefill s": lambda mode, figures: fmt(figures["prefill_seconds"], ".2f"),
-        "compilation s": lambda mode, figures: fmt(figures["compile_seconds"], ".1f"),
-    }
-    body = [[label, *(cell(mode, figures) for mode, figures in modes.items())] for label, cell in labels.items()]
-    return [["", *modes], *body]
+    rows = [["", *modes]]
+    for label, (key, *form) in FIGURES.items():
+        rows.append([label, *(cell(figures, key, *form, spread=spread) for figures in modes.values())])
+    rows.insert(-2, ["outputs identical", *(same_count(report["identical_outputs"], mode) for mode in modes)])
+    return rows
 
 
 def fmt(value: float | None, form: str, unit: str = "") -> str:
     return NOTHING if value is None else f"{value:{form}}{unit}"
 
 
-def with_interval(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
-    """The figure and, in brackets, its 95 % interval."""
-    bounds = figures["intervals"][key]
-    spread = f" ({bounds[0]:{form}} to {bounds[1]:{form}})" if bounds else ""
-    return fmt(figures[key], form, unit) + spread
+def brackets(bounds: Sequence[float] | None, form: str) -> str:
+    return f" ({bounds[0]:{form}} to {bounds[1]:{form}})" if bounds else ""
+
+
+def cell(figures: Mapping[str, Any], key: str, form: str, unit: str = "", spread: bool = True) -> str:
+    """A figure and, with `spread`, its 95 % interval in brackets, if it has one."""
+    return fmt(figures[key], form, unit) + brackets(figures["intervals"].get(key) if spread else None, form)
 
 
 def same_count(identical: Mapping[str, Any], mode: str) -> str:
-    """ "62 of 64 (2 near ties)"; a dash for a mode that was not compared."""
+    """As "62 of 64 (2 near ties)"; a dash for a mode that was not compared."""
     if mode not in identical:
         return NOTHING
     counts = identical[mode]
@@ -144,16 +139,13 @@ def width_note(report: Mapping[str, Any]) -> str:
 
 def position_rows(modes: Mapping[str, Any], width: int) -> list[list[str]]:
     """Cells, heading first: a row for each mode that drafts, a column for each draft position."""
-    drafted = {mode: figures for mode, figures in modes.items() if figures["accept_rate_by_position"]}
-    body = [[mode, *(_rate(figures, place) for place in range(width - 1))] for mode, figures in drafted.items()]
-    return [["position", *(str(place) for place in range(1, width))], *body]
-
-
-def _rate(figures: Mapping[str, Any], position: int) -> str:
-    if position >= len(figures["accept_rate_by_position"]):
-        return NOTHING  # a deeper tree has more positions than this chain
-    conditional = figures["conditional_accept_rate_by_position"][position]
-    return f"{figures['accept_rate_by_position'][position]:.2f} ({fmt(conditional, '.2f')})"
+    rows = [["position", *(str(place) for place in range(1, width))]]
+    for mode, figures in modes.items():
+        rates = zip(figures["accept_rate_by_position"], figures["conditional_accept_rate_by_position"], strict=True)
+        if cells := [f"{rate:.2f} ({fmt(conditional, '.2f')})" for rate, conditional in rates]:
+            # A deeper tree has more positions than a chain.
+            rows.append([mode, *cells, *[NOTHING] * (width - 1 - len(cells))])
+    return rows
 
 
 def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
@@ -187,24 +179,19 @@ def paper_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     columns = [*first["tasks"], *(["average"] if len(first["tasks"]) > 1 else [])] or ["all prompts"]
     rows = [["method", *columns]]
     for report in reports:
-        rows += [
-            [method_name(report, mode, len(reports) > 1), *(_cell(report, mode, column) for column in columns)]
-            for mode in report["modes"]
-            if mode != BASELINE or report is first
-        ]
+        for mode in report["modes"]:
+            if mode == BASELINE and report is not first:
+                continue
+            parts = {**report["tasks"], "average": report["average"], "all prompts": report["modes"]}
+            figures = (parts[column][mode] for column in columns)
+            cells = (f"{fmt(part['speedup'], '.2f', ' ×')} / {fmt(part['tau_pooled'], '.2f')}" for part in figures)
+            rows.append([method_name(report, mode, len(reports) > 1), *cells])
     return rows
 
 
 def method_name(report: Mapping[str, Any], mode: str, several: bool) -> str:
-    return f"{report['drafter']['name']}: {METHODS[mode]}" if several and mode != BASELINE else METHODS[mode]
-
-
-def _cell(report: Mapping[str, Any], mode: str, column: str) -> str:
-    if column in report["tasks"]:
-        figures = report["tasks"][column][mode]
-    else:
-        figures = report["average"][mode] if column == "average" else report["modes"][mode]
-    return f"{fmt(figures['speedup'], '.2f', ' ×')} / {fmt(figures['tau_pooled'], '.2f')}"
+    method = METHODS.get(mode, mode.capitalize())
+    return f"{report['drafter']['name']}: {method}" if several and mode != BASELINE else method
 
 
 def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -214,15 +201,8 @@ def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         for mode, figures in report["modes"].items():
             if mode == BASELINE and len(rows) > 1:
                 continue  # all drafters share the plain run
-            rows.append(
-                [
-                    method_name(report, mode, True),
-                    with_interval(figures, "tokens_per_second", ".1f"),
-                    with_interval(figures, "speedup", ".2f", " ×"),
-                    with_interval(figures, "tau_pooled", ".2f"),
-                    with_interval(figures, "tau_per_prompt", ".2f"),
-                    fmt(figures["time_split"] and figures["time_split"]["round"], ".2f"),
-                    same_count(report["identical_outputs"], mode),
-                ]
-            )
+            cells = (cell(figures, *FIGURES[label]) for label in rows[0][1:5])
+            milliseconds = fmt(figures["time_split"] and figures["time_split"]["round"], ".2f")
+            same = same_count(report["identical_outputs"], mode)
+            rows.append([method_name(report, mode, True), *cells, milliseconds, same])
     return rows

@@ -9,14 +9,13 @@ rounds 1.0 to 1.3, and 1.55 at 0.6B on an H200 (docs/compilers.md). τ is at mos
 """
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from domino_jax.evals.models import check_kind
+from domino_jax.evals.models import refuse_other_head
 from domino_jax.forecast import dry_run, topologies
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, new_drafter
@@ -60,12 +59,12 @@ class Reads:
 
 
 def main(flags: cli.Flags) -> None:
-    config, chip = flags.config, None
-    if flags.topology and re.fullmatch(r"\w+(:[1-9]\d*(x[1-9]\d*)*)?", flags.topology):
-        chip = topologies.chip_of(flags.topology)
+    config = flags.config
+    chip = topologies.CHIPS.get((flags.topology or "").lower())
     if flags.topology and not chip:
         raise DominoError(
-            f"--topology={flags.topology}: no such chip; name one of {', '.join(topologies.CHIPS)}, or leave it out."
+            f"--topology={flags.topology}: no such chip; name one of {', '.join(topologies.CHIPS)}, without a number of"
+            " chips, which decode.mesh states."
         )
     _check_ignored(flags)
     if -1 in (config.decode.mesh.data, config.decode.mesh.tensor):
@@ -79,7 +78,7 @@ def main(flags: cli.Flags) -> None:
         raise DominoError(
             f"--dry_run computes rounds of drafters of blocks, but the head is {drafter.head!r}: leave --dry_run out."
         )
-    check_kind(drafter.head, flags.head, config.drafter.path or "the recipe")
+    refuse_other_head(drafter.head, flags.head, config.drafter.path or "the recipe")
     decode_settings(config.decode, drafter.head).check(target.vocab_size, drafter)
     requests, rest = divmod(config.decode.batch_size, config.decode.mesh.data)
     if rest:

@@ -7,8 +7,8 @@ Each command ends with
 
 and takes one argument, the Flags. Nothing here touches a device.
 
-All commands follow the same rules. Ctrl-C leaves with 130. A disk that is full or read-only is reported in one sentence
-(errors.py). SIGTERM and SIGHUP end a command at once; a training that has steps to save leaves with 42 (preemption.py).
+A disk that is full or read-only is reported in one sentence (errors.py), with exit code 3 or 2. SIGTERM and SIGHUP end
+a command at once; a training that has steps to save leaves with 42 (preemption.py).
 """
 
 import argparse
@@ -19,7 +19,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
@@ -28,40 +28,11 @@ from domino_jax.recipe import loading
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
 from domino_jax.runtime.preemption import PREEMPTED, Preempted
+from domino_jax.weights.formats import FORMATS
 
-HELP = {
-    "config": "recipe file, for example configs/tiny.py; --config.SECTION.KEY=VALUE changes one value of it",
-    "workdir": "folder of one training run",
-    "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
-    "prompt": "one prompt, given here",
-    "answers": "answers of the target: a file of regenerate, or a folder of decode",
-    "runs": "workdirs of training runs, joined by commas",
-    "drafters": "folders of drafters, joined by commas (default: drafter.path)",
-    "round_seconds": 'JSON file {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or measure',
-    "output": "file or folder to write",
-    "format": "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
-    "host": "address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)",
-    "port": "port to listen on (default 8000; 0 is any free one)",
-    "allow_origin": "origin whose pages may ask the server, as https://example.org; * is every one (default: its own)",
-    "metrics_prefix": "of the names of /metrics (default domino; vllm for clients that read vLLM's)",
-    "interactive": "chat at the terminal, text shown as it comes",
-    "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
-    "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process) or off",
-    "dry_run": "from shapes alone: memory and cost of the training step, or bytes of decoding's step and rounds",
-    "topology": "with --dry_run: other devices than those here, for example v5e:4x4",
-}
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
 NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own
 LONGEST_LINE = 1_000  # characters of an error message
-# Arguments of add_argument for flags that are no text.
-KINDS = {
-    **{name: {"type": lambda text: _entries(text)} for name in ("allow_config_change", "drafters", "runs")},
-    "port": {"type": int},
-    **{name: {"action": "store_true"} for name in ("dry_run", "interactive")},
-    "distributed": {"choices": ("auto", "off")},
-    "format": {"choices": ("serving", "specforge", "speculators")},
-    "metrics_prefix": {"choices": ("domino", "vllm")},
-}
 
 
 def _entries(text: str) -> tuple[str, ...]:
@@ -71,32 +42,45 @@ def _entries(text: str) -> tuple[str, ...]:
     return entries
 
 
+def _flag(help: str, default: Any = None, **how: Any) -> Any:
+    """A flag: what --help says, its value where it is not given, and other arguments of add_argument."""
+    return dataclasses.field(default=default, metadata={"help": help, **how})
+
+
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """What was given on the command line; None (or empty) where a flag was not.
+    """What was given on the command line. Each command names those that it reads.
 
     set_keys: the recipe's keys that the command line sets, as "decode.num_drafts".
     """
 
-    config: config_dict.ConfigDict | None = None
-    workdir: str | None = None
-    prompts: str | None = None
-    prompt: str | None = None
-    output: str | None = None
-    format: str = "serving"
-    answers: str | None = None
-    drafters: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()
-    round_seconds: str | None = None
-    allow_config_change: tuple[str, ...] = ()
-    distributed: str = "auto"
-    host: str | None = None
-    port: int | None = None
-    allow_origin: str | None = None
-    metrics_prefix: str = "domino"
-    interactive: bool = False
-    dry_run: bool = False
-    topology: str | None = None
+    config: config_dict.ConfigDict | None = _flag(
+        "recipe, as configs/tiny.py; --config.KEY=VALUE changes a value of it"
+    )
+    workdir: str | None = _flag("folder of one training run")
+    prompts: str | None = _flag("JSONL file of prompts, one a line: messages, prompt or token_ids")
+    prompt: str | None = _flag("one prompt, given here")
+    output: str | None = _flag("file or folder to write")
+    format: str = _flag(
+        "serving (default; SGLang and vLLM open it), or what these train further", "serving", choices=FORMATS
+    )
+    answers: str | None = _flag("answers of the target: a file of regenerate, or a folder of decode")
+    drafters: tuple[str, ...] = _flag("folders of drafters with commas (default: drafter.path)", (), type=_entries)
+    runs: tuple[str, ...] = _flag("workdirs of training runs, joined by commas", (), type=_entries)
+    round_seconds: str | None = _flag('JSON file {"0": seconds of a plain step, "4": of 4 drafts, …}, or measure')
+    allow_config_change: tuple[str, ...] = _flag("recipe keys with commas that may have changed", (), type=_entries)
+    distributed: str = _flag(
+        "auto (default: JAX_ variables, else a cluster that JAX detects) or off", "auto", choices=("auto", "off")
+    )
+    host: str = _flag("address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)", "127.0.0.1")
+    port: int = _flag("port to listen on (default 8000; 0 is any free one)", 8000, type=int)
+    allow_origin: str | None = _flag("origin whose pages may ask, as https://example.org; * is every one")
+    metrics_prefix: str = _flag(
+        "of the names of /metrics (default domino; vllm for clients of vLLM)", "domino", choices=("domino", "vllm")
+    )
+    interactive: bool = _flag("chat at the terminal, text shown as it comes", False, action="store_true")
+    dry_run: bool = _flag("memory and cost of a step from shapes alone", False, action="store_true")
+    topology: str | None = _flag("with --dry_run: other devices than those here, for example v5e:4x4")
     set_keys: frozenset[str] = frozenset()
 
     @property
@@ -113,17 +97,13 @@ def run(
 ) -> None:
     """Parse, call main and leave with its exit code: 0 done, a DominoError's code, 42 saved after SIGTERM, 130 Ctrl-C.
 
-    A full disk is exit code 3, and a file that may not be written is 2, wherever the error comes from.
-
     The processes of one run leave together when main returns, and each by itself when it fails (distributed.py). An
     unexpected exception keeps its traceback. In a run of several processes it is most often the loss of another one, so
     the process leaves in the way that launchers answer with a new start.
 
     Args:
-      main: the command; what it returns is the exit code, None being 0.
-      required: flags that must be given.
-      optional: flags the command also reads; any other is unknown to it.
-      argv: the program's name and its arguments, sys.argv by default.
+        required, optional: flags that must be given, and those that the command also reads.
+        argv: the program's name and its arguments, sys.argv by default.
     """
     place = "a file"
     environment.settle()
@@ -174,8 +154,9 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    flags = {field.name: field.metadata for field in dataclasses.fields(Flags)}
     for name in names:
-        parser.add_argument(f"--{name}", help=HELP[name], **KINDS.get(name, {}))
+        parser.add_argument(f"--{name}", **flags[name])
     stated, rest = parser.parse_known_args(argv[1:])
     stated = vars(stated)
     for argument in rest:
@@ -183,8 +164,8 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
             raise DominoError(_unknown(argument, names))
     for name in required:
         if not stated.get(name):
-            needed = ", ".join(f"--{flag}" for flag in required)
-            raise DominoError(f"--{name} is missing ({HELP[name]}); needed: {needed}.")
+            needed = ", ".join(f"--{each}" for each in required)
+            raise DominoError(f"--{name} is missing ({flags[name]['help']}); needed: {needed}.")
     if stated.get("topology") and not stated.get("dry_run"):
         raise DominoError(f"--topology={stated['topology']} is for --dry_run alone: add --dry_run or take it out.")
     set_keys = frozenset(match[1] for match in map(OVERRIDE.fullmatch, rest) if match)

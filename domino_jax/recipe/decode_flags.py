@@ -5,7 +5,6 @@ from domino_jax.runtime.errors import DominoError
 
 
 def check_flags(flags: cli.Flags) -> None:
-    """Raises DominoError for flags of which one would be ignored, before anything is loaded."""
     decode, shown = flags.config.decode, "--interactive" if flags.interactive else "--prompt"
     _check_prompt_flags(flags)
     if decode.compare and decode.concurrency:

@@ -59,9 +59,8 @@ def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple
 
 
 def decode_trained(config, place: Sharding, identity: Mapping[str, Any], workdir: epath.Path) -> dict[str, Any]:
-    """The final decoding of a training run: its exported drafter on the recipe's held-out prompts.
-
-    Returns the report, which also says how many rounds one pass over the answers predicts (decoding/answers.py).
+    """The final decoding of a training run, its exported drafter on the recipe's held-out prompts; returns the report,
+    which also says how many rounds one pass over the answers predicts (evals/predicted.py).
 
     place: where the target's weights go.  identity: the target_identity.
     """

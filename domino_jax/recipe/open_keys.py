@@ -34,10 +34,7 @@ def modes_of(decode, head: str) -> tuple[str, ...]:
 
 
 def width_of(decode, set_keys: Collection[str]) -> str:
-    """decode.width where the command line sets it, else adaptive: for texts that are no measurement.
-
-    set_keys: of cli.Flags.
-    """
+    """decode.width where the command line sets it, else adaptive: for texts that are no measurement."""
     return decode.width if "decode.width" in set_keys else "adaptive"
 
 

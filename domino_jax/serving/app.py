@@ -8,6 +8,7 @@ import json
 import logging
 import pathlib
 import re
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from domino_jax.serving.engine import READY, Engine
-from domino_jax.serving.protocol import Answer, BodyRequest, new_id, parse_body, read_requests, summed, whole
+from domino_jax.serving.protocol import Answer, BodyRequest, parse_body, read_requests, summed, whole
 from domino_jax.serving.requests import AnswerPart, Refusal, ServedRequest
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
@@ -102,16 +103,16 @@ class Server:
 
 
 class Exchange:
-    """The answers to the prompts of one body with their requests, and the parts of these as they arrive."""
+    """The answers to the prompts of one body, their requests, and the parts of these as they arrive."""
 
     def __init__(self, engine: Engine, body: Sequence[BodyRequest], chat: bool):
         self.engine, self.body, self.requests, self.arrivals = engine, body[0], {}, asyncio.Queue()
-        self.loop, name = asyncio.get_running_loop(), new_id(chat)
-        for index, one in enumerate(body):
-            answer = Answer(one, chat, engine.served, index, name)
-            choices = {"mode": one.mode, "shows_drafts": one.stream and one.drafts}
+        self.loop, name = asyncio.get_running_loop(), f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        for index, part in enumerate(body):
+            answer = Answer(part, chat, engine.served, index, name)
+            choices = {"mode": part.mode, "shows_drafts": part.stream and part.drafts}
             deliver = functools.partial(self._deliver, answer)
-            self.requests[answer] = ServedRequest(one.prompt, one.request, deliver=deliver, **choices)
+            self.requests[answer] = ServedRequest(part.prompt, part.request, deliver=deliver, **choices)
 
     def _deliver(self, answer: Answer, part: AnswerPart) -> None:
         """On the engine's thread."""
@@ -167,7 +168,8 @@ class Exchange:
             yield line(refusal.body)
             return
         if body.include_usage:
-            yield line(summed(answers).usage_chunk())
+            total = summed(answers)
+            yield line({**total.head(".chunk"), "choices": [], **total.totals()})
         yield "data: [DONE]\n\n"
 
 

@@ -23,8 +23,7 @@ LOADING, READY, DRAINING = "loading", "ready", "draining"
 
 
 class Engine(threading.Thread):
-    """Loads the models, compiles what serves any usual request, and then answers requests until it is drained or
-    stopped.
+    """Loads the models, compiles what serves any usual request, and then answers requests until it is drained.
 
     It never waits for a compilation after that (background.py). A batch whose programs are missing runs in the general
     ones meanwhile, and a request that these do not serve waits by itself.
@@ -33,7 +32,6 @@ class Engine(threading.Thread):
         load: gives what is served, within a context (its mesh).
         most_waiting: requests that may wait for a row.
         timeout: seconds after which a request is given up, whether it waits or has a row.
-        metrics: which it counts; new ones when None.
 
     ended: called when the thread ends.  failure: the exception that ended it, if one did.
     """
@@ -90,7 +88,6 @@ class Engine(threading.Thread):
             self.ended()
 
     def compiling(self) -> int:
-        """How many programs are being compiled."""
         return self._generator.compiling() if self._generator else 0
 
     # ----------------------------------------------------------------------------------------- on this thread
@@ -165,8 +162,8 @@ class Engine(threading.Thread):
                 self._deliver(queue, 0.0)
             if queue.live():
                 before = copy.deepcopy(queue.clock)
-                one = any(request.shows_drafts for request in queue.live().values())
-                queue.advance(1 if one else ROUNDS)
+                drafts_shown = any(request.shows_drafts for request in queue.live().values())
+                queue.advance(1 if drafts_shown else ROUNDS)
                 self._deliver(queue, queue.clock.decode_seconds - before.decode_seconds)  # without compilation
                 self.metrics.exploring.inc(queue.clock.exploring_seconds - before.exploring_seconds)
                 for drafts, rounds in (queue.clock.widths - before.widths).items():
@@ -197,4 +194,4 @@ class Engine(threading.Thread):
             self._queues[request.mode].drop(request)
         with self._changed:
             self._requests.discard(request)
-            self._held = [one for one in self._held if one is not request]
+            self._held = [other for other in self._held if other is not request]

@@ -84,4 +84,6 @@ def read_fields(raw: Mapping[str, Any], table: tuple, problems: dict[str, str], 
 
 
 def _asks_for_nothing(value: Any, neutral: Any) -> bool:
-    return neutral is ANY or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+    return neutral is ANY or any(
+        value == default and isinstance(value, bool) == isinstance(default, bool) for default in neutral
+    )

@@ -13,15 +13,14 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.acceptance import acceptance_record
-from domino_jax.decoding.requests import Request, request_of
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.requests import SAMPLING_VALUES, Request, request_of
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
 from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, read_fields
 from domino_jax.serving.requests import AnswerPart, Refusal, ServedModel
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_STOPS, LONGEST_STOP = 16, 1_000  # characters: each token is compared with the beginnings of all stop strings
 LONGEST_MESSAGE = 2_000  # characters of a refusal
@@ -82,9 +81,9 @@ def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRe
     mode = fields.get("mode", served.modes[-1])
     _need(mode in served.modes, "mode", f"this server has {', '.join(served.modes)}")
     prompt = _encode(fields, messages if chat else None, served)
-    settings, stop = served.generator.settings, _stops(fields)
+    stop = _stops(fields)
     try:
-        request = _request(fields, prompt, served, settings)
+        request = _request(fields, prompt, served.generator)
         served.generator.check_prompt(prompt, "the request", request)
     except DominoError as error:
         raise Refusal(str(error)) from error
@@ -147,15 +146,18 @@ def _part(part: Any, problems: dict[str, str]) -> str:
     return fields.get("text", "")
 
 
-def _request(fields: dict[str, Any], prompt: list[int], served: ServedModel, settings: DecodeSettings) -> Request:
-    limits = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
+def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) -> Request:
+    settings = generator.settings
+    limits = {fields[name]: name for name in ("max_tokens", "max_completion_tokens") if name in fields}
     _need(len(limits) <= 1, "max_tokens", "it is not equal to max_completion_tokens; give one of them")
     # A larger limit than there is room for is cut, as in vLLM: the answer then ends with `length`.
-    room = max(min(settings.max_new_tokens, served.generator.limits.room(0) - len(prompt)), 1)
-    limit, least = limits.pop() if limits else room, fields.get("min_tokens", 0)
+    room = max(min(settings.max_new_tokens, generator.limits.room(0) - len(prompt)), 1)
+    limit, name = limits.popitem() if limits else (room, "max_tokens")
+    _need(limit >= 1, name, f"it is {limit}, expected 1 or more; an answer has at least one token")
+    least = fields.get("min_tokens", 0)
     _need(least == 0 or 0 < least <= limit, "min_tokens", f"it is {least}, expected 0 to max_tokens, {limit}")
     row = {"id": "of the request", "max_new_tokens": min(limit, room)}
-    row |= {name: fields.get(name, getattr(settings.sampling, name)) for name in SAMPLING}
+    row |= {name: fields.get(name, getattr(settings.sampling, name)) for name in SAMPLING_VALUES}
     row["top_k"] = 0 if row["top_k"] == -1 else row["top_k"]  # both are off, in vLLM and SGLang too
     # As a prompt row with a seed has it, so that `decode` gives the same text. -1 is no seed, as in vLLM.
     seed = fields.get("seed", -1)
@@ -173,7 +175,7 @@ class Answer:
     tokens, rounds, drafted: counts of what is before that cut.  cut: the last part, as far as it is before it.
     """
 
-    def __init__(self, body: BodyRequest, chat: bool, served: ServedModel, index: int = 0, name: str = ""):
+    def __init__(self, body: BodyRequest, chat: bool, served: ServedModel, index: int, name: str):
         self.body, self.chat, self.index, self.id = body, chat, index, name
         self.created, self.model = int(time.time()), served.name
         self.prompt_tokens, self.tokens, self.rounds, self.drafted, self.cached = len(body.prompt), 0, [], 0, 0
@@ -236,9 +238,6 @@ class Answer:
         usage = {"usage": usage} if self.body.include_usage else {}
         return {**self.head(".chunk"), "choices": [choice], **usage, **more}
 
-    def usage_chunk(self) -> dict[str, Any]:
-        return {**self.head(".chunk"), "choices": [], "usage": self.usage(), **self._metrics()}
-
     def details(self, texts: Sequence[str]) -> dict[str, Any]:
         """What the page shows of the last part: [text, round in it, whether it is the bonus token] of each token.
 
@@ -255,9 +254,10 @@ class Answer:
         counts = {"rounds": part.accept_lengths, "drafted": part.drafted, "seconds": part.seconds}
         return {"tokens": tokens, "rejected": rejected, **counts}
 
-    def _metrics(self) -> dict[str, Any]:
-        """Where vLLM has it, so that AIPerf reads it."""
-        return {"metrics": {"speculative_decoding": acceptance_record(Counter(self.rounds), self.drafted)}}
+    def totals(self) -> dict[str, Any]:
+        """The usage, and the acceptance where vLLM has it, so that AIPerf reads it."""
+        acceptance = acceptance_record(Counter(self.rounds), self.drafted)
+        return {"usage": self.usage(), "metrics": {"speculative_decoding": acceptance}}
 
     def choice(self, content: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, **content, "logprobs": None, "finish_reason": self.finish_reason}
@@ -267,17 +267,12 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def new_id(chat: bool) -> str:
-    """The id of all answers to one body."""
-    return f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
-
-
 def whole(answers: Sequence[Answer], texts: Sequence[str]) -> dict[str, Any]:
     """The object of a request that is not streamed."""
     total = summed(answers)
     contents = ({"message": {"role": "assistant", "content": text}} if total.chat else {"text": text} for text in texts)
     choices = [answer.choice(content) for answer, content in zip(answers, contents, strict=True)]
-    return {**total.head(), "choices": choices, "usage": total.usage(), **total._metrics()}
+    return {**total.head(), "choices": choices, **total.totals()}
 
 
 def summed(answers: Sequence[Answer]) -> Answer:

@@ -9,9 +9,11 @@ import pytest
 import domino_jax
 from domino_jax.method import losses, rounds
 from domino_jax.method.drafter import Drafter
+from tests.commands.test_decode_command import arguments as decode_arguments
+from tests.commands.test_decode_command import write_prompts
 from tests.helpers.commands import run
 from tests.helpers.paths import ROOT
-from tests.helpers.train_runs import CASES, GOLDEN, arguments, training_files, write_rows
+from tests.helpers.train_runs import CASES, arguments, training_files
 
 PACKAGE = pathlib.Path(domino_jax.__file__).parent
 
@@ -67,19 +69,9 @@ def test_a_prompt_passes_the_files_of_its_path_and_at_most_9_calls_to_a_round(tm
     stacks = {}
     for name in ("propose", "verify"):
         record(monkeypatch, rounds, name, stacks, last=name == "verify")
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"id": "p", "token_ids": CASES[0]["prompt"]}])
-    flags = {
-        "config": ROOT / "configs" / "tiny.py",
-        "config.target.path": GOLDEN / "target",
-        "config.drafter.path": GOLDEN / "drafter",
-        "config.decode.modes": "('domino',)",
-        "config.decode.cache_length": 128,
-        "config.decode.max_new_tokens": 16,
-        "prompts": prompts,
-        "output": tmp_path / "out",
-    }
+    prompts = write_prompts(tmp_path, [{"id": "p", "token_ids": CASES[0]["prompt"]}])
     with pytest.raises(Reached):
-        run("decode", *(f"--{name}={value}" for name, value in flags.items()))
+        run("decode", *decode_arguments(prompts, tmp_path / "out", config__decode__modes="('domino',)"))
     *path, proposing, verifying = path_of("a decoding round")
     assert [*path, proposing] == files(stacks["propose"]) and [*path, verifying] == files(stacks["verify"])
     calls = [name for _, name in stacks["propose"][:-1]]

@@ -12,19 +12,20 @@ import tempfile
 import pytest
 
 from domino_jax.method.settings import SamplingParams
+from tests.commands.test_decode_command import NEW, arguments, write_prompts
+from tests.helpers import train_runs
 from tests.helpers.decode_mesh_run import COMMAND, EVALUATION, MODES, ONE_BATCH, PROMPTS, evaluated
 from tests.helpers.decoding_models import in_eight_bits, make_generator, random_models, texts
-from tests.helpers.models import GOLDEN, load_golden
 
 pytestmark = pytest.mark.long
 
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "int8": [2, 4, False, True], "tied": [2, 2, True]}
 MESHES["sparse"] = [2, 4, False, True, True]  # experts in int8, two on a device
-FAST = ("tied",)
+FAST = "tied"
 # Meshes of training steps (data, fsdp, tensor) with the head of the drafter that is evaluated.
 EVALUATED = [((2, 2, 2), "domino"), ((1, 8, 1), "eagle3")]
-PAIR, NEW = "tied_shift", 24
+GOLDEN = {place: train_runs.CASES[place] for place in (1, 3)}
 
 
 def started(meshes: dict, devices: int, environment: dict[str, str]) -> subprocess.Popen:
@@ -40,45 +41,27 @@ def read(process: subprocess.Popen) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-def arguments(folder: pathlib.Path) -> list[str]:
+def command_of(folder: pathlib.Path) -> list[str]:
     """Two golden prompts of one bucket, over two devices; the devices are in use already."""
-    rows = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(golden_cases())]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    values = {
-        "config": GOLDEN.parents[1] / "configs" / "tiny.py",
-        "config.target.path": GOLDEN / PAIR / "target",
-        "config.drafter.path": GOLDEN / PAIR / "drafter",
-        "config.decode.modes": str(MODES).replace(" ", ""),
-        "config.decode.max_new_tokens": NEW,
-        "config.decode.cache_length": 128,
-        "config.decode.batch_size": 2,
-        "config.decode.mesh.tensor": 2,
-        "config.decode.num_drafts": 2,
-        "config.decode.tree.depth": 3,
-        "prompts": folder / "prompts.jsonl",
-        "output": folder / "out",
-        "distributed": "off",
-    }
-    return [f"--{key}={value}" for key, value in values.items()]
-
-
-def golden_cases() -> list[dict]:
-    return [load_golden(PAIR).figures["generate"][place] for place in (1, 3)]
+    prompts = write_prompts(folder, [{"id": str(place), "token_ids": case["prompt"]} for place, case in GOLDEN.items()])
+    changes = {"modes": str(MODES).replace(" ", ""), "mesh__tensor": 2, "num_drafts": 2, "tree__depth": 3}
+    changes = {f"config__decode__{name}": value for name, value in changes.items()}
+    return arguments(prompts, folder / "out", **changes, distributed="off")
 
 
 @functools.lru_cache
 def measured() -> dict:
-    """What decode_mesh_run.py prints of the fast meshes."""
-    return read(started({name: MESHES[name] for name in FAST}, 4, {}))
+    """What decode_mesh_run.py prints of the fast mesh."""
+    return read(started({FAST: MESHES[FAST]}, 4, {}))[FAST]
 
 
 @functools.lru_cache
 def measured_slowly() -> dict:
-    """The outputs of the other processes, and the report and rows that the command wrote."""
+    """The outputs of the other meshes, and the report and rows that the command wrote."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        others = {name: sizes for name, sizes in MESHES.items() if name not in FAST}
-        found = read(started(others | {COMMAND: arguments(folder)}, 8, {}))
+        others = {name: sizes for name, sizes in MESHES.items() if name != FAST}
+        found = read(started({**others, COMMAND: command_of(folder)}, 8, {}))
         found[COMMAND]["report"] = json.loads((folder / "out" / "report.json").read_text())
         lines = (folder / "out" / "generations.jsonl").read_text().splitlines()
         found[COMMAND]["rows"] = list(map(json.loads, lines))
@@ -86,66 +69,49 @@ def measured_slowly() -> dict:
 
 
 @functools.lru_cache
-def plain_texts(tied: bool, int8: bool, sparse: bool) -> list[list[int]]:
+def plain_texts(tied: bool = False, int8: bool = False, sparse: bool = False) -> list[list[int]]:
     models = random_models(tied=tied, sparse=sparse)
     models = in_eight_bits(models, "target") if int8 else models
     made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0))
     return texts(made.generate(PROMPTS, "autoregressive"))
 
 
-def on_one_device(tied: bool, name: str, int8: bool = False, sparse: bool = False) -> list[list[int]]:
-    """The texts that go under this name (decode_mesh_run.py)."""
-    return plain_texts(tied, int8, sparse)[: 8 if name in ONE_BATCH else None]
+def on_one_device(*names: str, **choices: bool) -> dict[str, list[list[int]]]:
+    """The texts that go under these names (decode_mesh_run.py)."""
+    return {name: plain_texts(**choices)[: 8 if name in ONE_BATCH else None] for name in names}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", FAST)
-def test_texts_on_a_mesh_are_those_of_one_device(name, mode):
-    assert measured()[name][mode] == on_one_device(name == "tied", mode)
+def test_on_a_mesh_texts_are_those_of_one_device_weights_and_caches_are_split_and_the_head_is_whole():
+    """Weights over tensor, the cache over both axes."""
+    found, names = measured(), (*MODES, "candidates")
+    assert {name: found[name] for name in names} == on_one_device(*names, tied=True)
+    assert found["split"] > 10 and (found["cache"], found["head_split"]) == (1 / 4, 0)
+    assert found["sizes"] == [16, 32]  # the caches have grown
 
 
 @pytest.mark.slow(minutes=2)
-@pytest.mark.parametrize("name", [name for name in MESHES if name not in FAST])
+@pytest.mark.parametrize("name", [name for name in MESHES if name != FAST])
 def test_texts_on_other_meshes_are_those_of_one_device(name):
-    assert {mode: measured_slowly()[name][mode] for mode in MODES} == {
-        mode: on_one_device(False, mode, name in ("int8", "sparse"), name == "sparse") for mode in MODES
-    }
-
-
-def test_weights_are_split_over_tensor_the_cache_over_both_axes_and_the_head_is_whole():
-    found = measured()["tied"]
-    assert found["split"] > 10 and (found["cache"], found["head_split"]) == (1 / 4, 0)
-    assert found["sizes"] == [16, 32]  # the caches have grown
+    choices = {"int8": name in ("int8", "sparse"), "sparse": name == "sparse"}
+    assert {mode: measured_slowly()[name][mode] for mode in MODES} == on_one_device(*MODES, **choices)
 
 
 @pytest.mark.slow
 def test_nothing_is_split_over_data_and_a_cache_whose_heads_do_not_divide_is_split_over_data_alone():
     found = measured_slowly()
     assert found["data"]["split"] == 0 and found["both"]["split"] > 10
-    assert {name: found[name]["cache"] for name in ("data", "both")} == {"data": 1 / 4, "both": 1 / 2}
-    assert {found[name]["head_split"] for name in ("data", "both")} == {0}
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_few_candidates_change_no_text_on_a_mesh(name):
-    assert measured()[name]["candidates"] == on_one_device(name == "tied", "candidates")
+    assert [(found[name]["cache"], found[name]["head_split"]) for name in ("data", "both")] == [(1 / 4, 0), (1 / 2, 0)]
 
 
 @pytest.mark.slow
 def test_the_command_on_two_devices_gives_the_texts_of_one():
     """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""
     found = measured_slowly()[COMMAND]
-    for mode in MODES[1:]:
-        identical = found["report"]["identical_outputs"][mode]
-        assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
-        assert found["report"]["modes"][mode]["tau_pooled"] > 1
-    assert found["report"]["round_widths"] == {"domino": 3, "tree": 4}
-    assert [len(found["report"]["modes"][mode]["accept_rate_by_position"]) for mode in MODES[1:]] == [2, 3]
+    report = found["report"]
+    assert all(report["identical_outputs"][mode]["same"] == 2 for mode in MODES[1:])
+    assert report["round_widths"] == {"domino": 3, "tree": 4}
     texts_of = {(row["id"], row["mode"]): row["token_ids"] for row in found["rows"]}
-    assert len(texts_of) == 2 * len(MODES)
-    for index, case in enumerate(golden_cases()):
-        for mode in MODES:
-            assert texts_of[f"p{index}", mode] == case["output"][:NEW]
+    assert texts_of == {(str(place), mode): case["output"][:NEW] for place, case in GOLDEN.items() for mode in MODES}
 
 
 @functools.lru_cache
@@ -177,5 +143,5 @@ def in_two_processes(meshes: dict) -> list[dict]:
 @pytest.mark.slow
 def test_texts_and_evaluations_of_two_processes_are_those_of_one_device():
     for found in in_two_processes({"both": [2, 2], EVALUATION: [[1, 4, 1, "domino"]]}):
-        assert {mode: found["both"][mode] for mode in MODES} == {mode: on_one_device(False, mode) for mode in MODES}
+        assert {mode: found["both"][mode] for mode in MODES} == on_one_device(*MODES)
         assert found[EVALUATION] == [evaluated_on_one_device("domino")]

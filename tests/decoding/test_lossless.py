@@ -17,7 +17,6 @@ import pytest
 from domino_jax.decoding.acceptance import accept_lengths
 from domino_jax.decoding.answers import NEAR_TIE, AnswerPasses, TargetAnswer
 from domino_jax.decoding.generate import Generation
-from domino_jax.decoding.generate import new_generator as new_generator_of
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import refused_mode
 from domino_jax.decoding.width import Choice, WidthController
@@ -33,32 +32,25 @@ from tests.helpers.decoding_models import (
     planted_drafts,
     random_models,
     random_prompts,
-    rows_read,
     with_tokens,
     with_window,
 )
 from tests.helpers.pairwise import pairwise
 from tests.helpers.twin import cut, plain_texts
 
+WINDOW, SOFTCAP = {"layer_types": ("sliding_attention",), "sliding_window": 4}, {"final_logit_softcapping": 2.0}
 # Sizes are in HEAD_SIZES (tests/helpers/decoding_models.py). Tied: the target's lm_head is its embedding.
 DRAFTERS = {
     "none": {"head": "none", "shift_label": False, "tied": True},
     "domino": {},
     "domino sparse": {"sparse": True},  # a target with experts
     "domino unshifted": {"shift_label": False, "pure_draft_prefix_len": 0},
-    "domino windowed": {"pure_draft_prefix_len": 2, "layer_types": ("sliding_attention",), "sliding_window": 4},
+    "domino windowed": {"pure_draft_prefix_len": 2, **WINDOW},
     "markov rnn": {"head": "markov", "tied": True},
     "markov vanilla": {"head": "markov", "markov_head_type": "vanilla"},
     "markov gated": {"head": "markov", "markov_head_type": "gated"},
     "dflash2": {"head": "dflash2"},
-    "dflash2 transformed": {
-        "head": "dflash2",
-        "layer_types": ("sliding_attention",),
-        "sliding_window": 4,
-        "is_causal": False,
-        "output_multiplier": 1.5,
-        "final_logit_softcapping": 2.0,
-    },
+    "dflash2 transformed": {"head": "dflash2", **WINDOW, "is_causal": False, "output_multiplier": 1.5, **SOFTCAP},
     "xpress": {"head": "xpress"},
     "xpress shifted": {"head": "xpress", "shift_label": True, "tied": True},
     "eagle3": {"head": "eagle3"},
@@ -129,12 +121,19 @@ LONGEST = max(LIMITS)
 
 def requests_of(sampling: str) -> list[Request]:
     """The noise of no request is its index, and two of the seeds are their own."""
-    own = [OWN[index % len(OWN)] if sampling == "mixed" else None for index in range(6)]
-    seeds = [None, 3, None, None, None, 8] if sampling == "mixed" else [None] * 6
-    noises = (11, 2, 30, 4, 1, 17)
+    mixed = sampling == "mixed"
+    noises, seeds = (11, 2, 30, 4, 1, 17), (None, 3, None, None, None, 8)
     return [
-        Request(noise, seed=seed, max_new_tokens=limit, sampling=params)
-        for noise, seed, limit, params in zip(noises, seeds, LIMITS, own, strict=True)
+        Request(noise, seed if mixed else None, limit, OWN[index % len(OWN)] if mixed else None)
+        for index, (noise, seed, limit) in enumerate(zip(noises, seeds, LIMITS, strict=True))
+    ]
+
+
+def filled_requests(sampling: str) -> list[Request]:
+    """With the generator's values where a request has none."""
+    return [
+        dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
+        for one in requests_of(sampling)
     ]
 
 
@@ -147,17 +146,11 @@ def models_of(drafter: str, tokens: int = 0, eight_bits: str = "none"):
 
 
 @functools.lru_cache
-def expected(
-    tied: bool, sparse: bool, layers: int, sampling: str, int8: bool
-) -> tuple[list[list[int]], tuple[int, ...]]:
+def expected(tied: bool, sparse: bool, layers: int, sampling: str, int8: bool):
     """(texts by the twin, stop ids): the texts are cut at the stop ids, which end two of them early."""
     models = random_models(4, tied=tied, sparse=sparse, **({"head": "eagle3"} if layers == 4 else {}))
     models = in_eight_bits(models, "target") if int8 else models
-    filled = [
-        dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
-        for one in requests_of(sampling)
-    ]
-    texts = plain_texts(models, PROMPTS, filled)
+    texts = plain_texts(models, PROMPTS, filled_requests(sampling))
     # One ends a text inside a block, the other one at its first token; the third text, which fills the cache, is whole.
     free = [texts[row] for row in (1, 0, 4)]
     inside = next(text[at] for text in free for at in range(3, 12) if text[at] not in texts[2] + text[:at])
@@ -171,7 +164,7 @@ def expected_for(drafter: str, sampling: str, eight_bits: str = "none"):
     return expected(*shape, sampling, eight_bits == "target")
 
 
-def new_generator(
+def generator_of(
     drafter: str, sampling: str, width: str, batch: int, cache: int, tokens: int = 0, eight_bits: str = "none"
 ) -> SmallGenerator:
     shape = {"cache_length": 64, "max_new_tokens": LONGEST, "batch_size": batch, "smallest_cache": cache}
@@ -213,27 +206,16 @@ def check(made: SmallGenerator, drafter: str, mode: str, sampling: str, eight_bi
     return answers
 
 
-def answers_of(drafter: str, sampling: str, eight_bits: str) -> list[TargetAnswer]:
-    """The twin's texts."""
-    fill = {"seed": 0, "sampling": SAMPLINGS[sampling]}
-    requests = [
-        dataclasses.replace(one, **{name: value for name, value in fill.items() if getattr(one, name) is None})
-        for one in requests_of(sampling)
-    ]
-    texts = expected_for(drafter, sampling, eight_bits)[0]
-    return [TargetAnswer(str(row), *one) for row, one in enumerate(zip(PROMPTS, texts, requests, strict=True))]
-
-
-def judge(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str = "none", slice_blocks: int = 9):
+def judge(made: SmallGenerator, drafter: str, sampling: str, eight_bits: str = "none"):
     """The twin's texts in two packed rows, and one of nothing."""
-    drafting = made.drafting("draft")
-    answers = answers_of(drafter, sampling, eight_bits)
-    return AnswerPasses(answers, drafting, 3, slice_blocks=slice_blocks)(made.models)
+    columns = zip(PROMPTS, expected_for(drafter, sampling, eight_bits)[0], filled_requests(sampling), strict=True)
+    answers = [TargetAnswer(str(row), *answer) for row, answer in enumerate(columns)]
+    return AnswerPasses(answers, made.drafting("draft"), 3, slice_blocks=9)(made.models)
 
 
 @functools.lru_cache
 def predicted(drafter: str, sampling: str, width: str, tokens: int, eight_bits: str = "none"):
-    made = new_generator(drafter, sampling, width, 2, 64, tokens, eight_bits)
+    made = generator_of(drafter, sampling, width, 2, 64, tokens, eight_bits)
     return judge(made, drafter, sampling, eight_bits)
 
 
@@ -281,8 +263,7 @@ def planted(drafter: str, sampling: str, eight_bits: str = "none"):
         right, kinds = np.resize(text, LONGEST), schedule(request)
         known[request] = np.where(kinds == 0, right, (right + 1) % 64)
         decoys[request] = np.where(kinds == 2, right, (right + 2) % 64)
-    requests = [dataclasses.replace(one, seed=one.seed or 0) for one in requests_of(sampling)]
-    return planted_drafts(known, decoys, requests)
+    return planted_drafts(known, decoys, filled_requests(sampling))
 
 
 def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
@@ -309,7 +290,7 @@ def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
 def test_the_text_is_the_targets(case):
     drafter, mode, sampling, width, batch, tokens, cache, eight_bits = case.values()
     mode, _, drafts = mode.partition(" ")
-    made = new_generator(drafter, sampling, width, batch, cache, tokens, eight_bits)
+    made = generator_of(drafter, sampling, width, batch, cache, tokens, eight_bits)
     with planted(drafter, sampling, eight_bits) if drafts else contextlib.nullcontext():
         answers = check(made, drafter, mode, sampling, eight_bits)
     if not drafts and mode in ("backbone", "draft") and width != "changing":
@@ -333,32 +314,16 @@ def test_the_text_is_the_targets(case):
 def test_no_stop_id_ends_an_answer_before_min_tokens_or_at_all_where_it_is_ignored(mode, sampling):
     """min_tokens as in vLLM: until then no stop id can be chosen, so the text is another one. Ignored ids are in it."""
     usual, stop_ids = expected_for("domino", sampling)
-    filled = [
-        dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
-        for one in requests_of(sampling)
-    ]
     short = [row for row, text in enumerate(usual) if text[-1] in stop_ids and len(text) < LIMITS[row]]
     choices = {short[0]: {"min_tokens": 9}, short[1]: {"ignore_eos": True}, 2: {"min_tokens": 99, "ignore_eos": True}}
-    requests = [dataclasses.replace(one, **choices.get(row, {})) for row, one in enumerate(filled)]
+    requests = [dataclasses.replace(one, **choices.get(row, {})) for row, one in enumerate(filled_requests(sampling))]
     whole = plain_texts(models_of("domino"), PROMPTS, requests, stop_ids)
     texts = [text if one.ignore_eos else cut(text, stop_ids) for text, one in zip(whole, requests, strict=True)]
     assert {row for row in range(6) if texts[row] != usual[row]} == set(short[:2])
-    answers = new_generator("domino", sampling, "all", 2, 64).generate(PROMPTS, mode, requests)
+    answers = generator_of("domino", sampling, "all", 2, 64).generate(PROMPTS, mode, requests)
     assert [answer.token_ids for answer in answers] == texts
     ends = [text[-1] in stop_ids and not one.ignore_eos for text, one in zip(texts, requests, strict=True)]
     assert [answer.finish_reason == "stop" for answer in answers] == ends
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("drafter", ["domino unshifted", "dflash2", "xpress", "eagle3"])
-def test_one_pass_predicts_the_rounds_of_every_width(drafter):
-    """The widths of the matrix are all and two."""
-    for width in (1, 3):
-        made = new_generator(drafter, "sampled", "all", 2, 64)
-        settings = made.settings.change(tree=None, num_drafts=width)
-        narrow = SmallGenerator(made.models, new_generator_of(made.models, settings, made.stop_ids.tolist()))
-        answers = narrow.generate(PROMPTS, "draft", requests_of("sampled"))
-        check_rounds(answers, predicted(drafter, "sampled", "all", 0), narrow, drafter, "draft", "sampled")
 
 
 def test_every_head_is_in_the_matrix():
@@ -372,35 +337,12 @@ def test_every_head_is_in_the_matrix():
 @pytest.mark.parametrize("drafter", ["domino", "dflash2", "xpress", "eagle3"])
 def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_growing_caches(drafter):
     """So no draft depends on a neighbour, on the size of a cache, or on what an earlier request left in its row."""
-    together = check(new_generator(drafter, "sampled", "all", 2, 16), drafter, "draft", "sampled")
-    alone, requests = new_generator(drafter, "sampled", "all", 1, 64), requests_of("sampled")
+    together = check(generator_of(drafter, "sampled", "all", 2, 16), drafter, "draft", "sampled")
+    alone, requests = generator_of(drafter, "sampled", "all", 1, 64), requests_of("sampled")
     for row in (0, 2, 3):
         pieces = list(alone.stream(PROMPTS[row], "draft", chunk_rounds=3, request=requests[row]))
         assert sum((piece.token_ids for piece in pieces), []) == together[row].token_ids
         assert sum((piece.accept_lengths for piece in pieces), []) == together[row].accept_lengths
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("schedule", [(3, 3), (0, 0), (0, 3), (3, 0)])
-@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3"])
-def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_text(drafter, schedule):
-    """So plain steps extend the drafter's context too."""
-    rows = 2
-    made = make_generator(models_of(drafter), batch_size=rows, sampling=SamplingParams(4.0))
-    prompts = random_prompts(rows, 2, 9)
-    state = made.start(prompts, range(rows))
-    for drafts in schedule:
-        state = made.advance(state, "draft", 3, drafts=drafts)
-    if schedule in ((3, 3), (0, 0)):
-        assert (state.accepts[:, :6].max() > 1) == any(schedule)
-    texts = [prompt + state.tokens[row, : state.counts[row]].tolist() for row, prompt in enumerate(prompts)]
-    fresh = made.start([text[:-1] for text in texts], range(rows))
-    assert state.lengths.tolist() == fresh.lengths.tolist() == [len(text) - 1 for text in texts]
-    assert state.before.tolist() == fresh.before.tolist() == [text[-2] for text in texts]
-    for row, text in enumerate(texts):
-        parts = (rows_read(made.models, one, row, len(text) - 1) for one in (state, fresh))
-        for looped, read in zip(*parts, strict=True):
-            np.testing.assert_allclose(looped, read, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------- controls: what has to be caught
@@ -439,4 +381,4 @@ def next_positions(positions):
 def test_a_rule_that_is_not_lossless_is_caught(mode, name, fault, monkeypatch):
     monkeypatch.setattr(rounds, name, fault(getattr(rounds, name)))
     with planted("domino", "sampled"), pytest.raises(AssertionError, match="not lossless"):
-        check(new_generator("domino", "sampled", "all", 2, 64), "domino", mode, "sampled")
+        check(generator_of("domino", "sampled", "all", 2, 64), "domino", mode, "sampled")

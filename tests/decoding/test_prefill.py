@@ -1,6 +1,8 @@
 """A prefill makes no array that grows with the square of the prompt, nor logits of rows that nobody asks for."""
 
+import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from domino_jax.models import attention
 from domino_jax.models.attention import attend, attend_prompts, causal_mask
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts
+from tests.helpers.paths import ROOT
 
 PROMPT = 4_096
 
@@ -72,20 +75,8 @@ def shapes_of(tree):
 @functools.lru_cache
 def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Pair:
     """Two layers and a drafter of one with Qwen3-8B's widths, float32, as shapes."""
-    config = Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=4_096,
-        intermediate_size=12_288,
-        num_hidden_layers=2,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=False,
-        attention_bias=False,
-        max_position_embeddings=40_960,
-    )
+    raw = json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text())
+    config = dataclasses.replace(Qwen3Config.from_dict(raw), vocab_size=vocab, num_hidden_layers=2)
     target = Qwen3(config)
     params = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     block = {"shift_label": False, "num_layers": 1, "target_layer_ids": (0,), "block_size": 16, "mask_token_id": 1}

@@ -90,6 +90,28 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("schedule", [(3, 3), (0, 0), (0, 3), (3, 0)])
+@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3"])
+def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_text(drafter, schedule):
+    """So plain steps extend the drafter's context too."""
+    made = make_generator(random_models(4, **DRAFTERS[drafter]), batch_size=2, sampling=SamplingParams(4.0))
+    prompts = random_prompts(2, 2, 9)
+    state = made.start(prompts, range(2))
+    for drafts in schedule:
+        state = made.advance(state, "draft", 3, drafts=drafts)
+    if schedule in ((3, 3), (0, 0)):
+        assert (state.accepts[:, :6].max() > 1) == any(schedule)
+    texts = [prompt + state.tokens[row, : state.counts[row]].tolist() for row, prompt in enumerate(prompts)]
+    fresh = made.start([text[:-1] for text in texts], range(2))
+    assert state.lengths.tolist() == fresh.lengths.tolist() == [len(text) - 1 for text in texts]
+    assert state.before.tolist() == fresh.before.tolist() == [text[-2] for text in texts]
+    for row, text in enumerate(texts):
+        parts = (rows_read(made.models, one, row, len(text) - 1) for one in (state, fresh))
+        for looped, read in zip(*parts, strict=True):
+            np.testing.assert_allclose(looped, read, atol=1e-4)
+
+
+@pytest.mark.long
 def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
     """Its rows are those of a prefill of the whole prompt, and a text that goes on loses none of them."""
     made = make_generator(with_window(random_models(4), 25, 2), **SHAPE)

@@ -6,7 +6,6 @@ import pytest
 
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
-from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import (
     SmallGenerator,
     make_generator,
@@ -67,11 +66,6 @@ def test_a_stream_is_the_answer_in_pieces_by_the_same_programs(mode):
         assert len(pieces[0].token_ids) == 1  # the prefill's token is there before any round
         assert all(len(piece.accept_lengths) <= chunk for piece in pieces)
     assert set(made.compiled) == compiled
-
-
-def test_a_request_for_more_than_the_buffer_is_refused():
-    with pytest.raises(DataError, match="17 .* 16"):
-        generator(1).generate([[7]], "draft", [Request(0, max_new_tokens=17)])
 
 
 @pytest.mark.parametrize(("tau", "lengths"), [(1.0, {1}), (2.5, {2, 3})])

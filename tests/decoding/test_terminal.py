@@ -88,16 +88,11 @@ def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
     ("arguments", "message"),
     [
         ([], "--output is missing (a folder for the report); without it give --prompt or --interactive"),
-        (["--prompts=rows.jsonl"], "--output is missing"),
         (["--prompt= "], "--prompt is empty"),
         (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
-        (["--interactive", "--output=folder"], "--interactive and --output are both given"),
-        (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
         (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
         (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
-        (["--prompt=Hi", "--config.decode.concurrency=(1,2)"], "config.decode.concurrency is (1, 2), but --prompt"),
-        (["--interactive", "--config.decode.simulate_tau=3.0"], "config.decode.simulate_tau is 3.0, but --interactive"),
     ],
 )
 def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, message):

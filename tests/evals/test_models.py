@@ -19,11 +19,11 @@ from tests.helpers.decoding_models import decode_settings_of, random_drafter, ra
 SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
 
 
-@pytest.mark.parametrize(("data", "tensor"), [(1, 3), (2, -1), (-1, 5)])
-def test_more_devices_than_there_are_are_refused(data, tensor):
+def test_more_devices_than_there_are_are_refused():
     assert decode_mesh(1, 1, 3) is None  # one device needs no mesh
-    with pytest.raises(DominoError, match=r"decode\.mesh\.data=.* but 1 are here"):
-        decode_mesh(data, tensor, 1)
+    for data, tensor in ((1, 3), (2, -1)):
+        with pytest.raises(DominoError, match=r"decode\.mesh\.data=.* but 1 are here"):
+            decode_mesh(data, tensor, 1)
 
 
 def made_up(target):
@@ -43,31 +43,24 @@ def test_a_folder_without_weights_gives_the_same_made_up_weights_each_time(tmp_p
         cut.models(loader.target(), None, SETTINGS.modes)
 
 
-def test_a_stop_id_that_no_token_has_is_dropped():
+def test_a_stop_id_that_no_token_has_is_dropped_and_all_of_them_where_they_are_ignored():
     assert new_generator(random_models(), SETTINGS, (5, 2**50)).stop_ids.tolist() == [5]
+    assert new_generator(random_models(), SETTINGS.change(ignore_eos=True), (5,)).stop_ids.tolist() == [-1]
 
 
-@pytest.mark.parametrize(
-    ("values", "request_"),
-    [
-        ({"prompt": "x"}, 3),
-        ({"temperature": 0.5, "top_k": 4, "max_new_tokens": 9}, Request(3, None, 9, SamplingParams(0.5, 4))),
-        ({"seed": 7}, Request(0, 7, None, None)),
-    ],
-)
-def test_a_row_may_have_sampling_values_and_is_its_noise_alone_without(values, request_):
-    assert request_of({"id": "a", **values}, 3) == request_
+def test_a_row_may_have_sampling_values_and_is_its_noise_alone_without():
+    warm = {"temperature": 0.5, "top_k": 4, "max_new_tokens": 9}
+    assert request_of({"id": "a", "prompt": "x"}, 3) == 3
+    assert request_of({"id": "a", **warm}, 3) == Request(3, None, 9, SamplingParams(0.5, 4))
+    assert request_of({"id": "a", "seed": 7}, 3) == Request(0, 7, None, None)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"temperature": -1}, "temperature is -1"),
-        ({"top_p": 0}, "top_p is 0"),
         ({"top_k": "3"}, "top_k '3', expected a number"),
-        ({"top_k": 2**31}, "top_k 2147483648.*give 2147483647 or less"),
         ({"temperature": 10**400}, "temperature 1000.*give 2147483647 or less"),
-        ({"seed": -2}, "seed is -2: give a number from 0"),
         ({"seed": 2**31}, "seed is 2147483648: give a number from 0"),
         ({"seed": True}, "seed True, expected a number"),
     ],

@@ -45,15 +45,11 @@ def seed_that_prefers(token, *, over, logits):
     return next(lifted)
 
 
-def test_equal_texts_diverge_nowhere_and_one_that_stops_short_is_a_violation():
+def test_equal_texts_diverge_nowhere_and_a_short_text_or_a_wrong_token_is_a_violation_with_its_place_and_margin():
     generator = make_generator(random_models())
     assert judge(generator, [1, 2, 3], [1, 2, 3]) == []
     [found] = judge(generator, [1, 2, 3], [1, 2])
     assert (found.position, found.near_tie) == (2, False)
-
-
-def test_a_planted_wrong_token_is_a_violation_with_its_place_and_margin():
-    generator = make_generator(random_models())
     logits = uncached(generator.models, [[*PROMPT, 30]])[0, -1]
     best, second = (int(token) for token in np.argsort(logits)[::-1][:2])
     [found] = judge(generator, [30, best, 4], [30, second, 4])
@@ -79,27 +75,24 @@ def test_the_margin_is_the_gap_of_the_two_best_values_with_their_noise(params):
     assert margin(far_below, [1, 2], params) == pytest.approx(2.0)
 
 
+MASSES = np.full(64, -60.0)
+MASSES[:3] = np.log([0.6, 0.3, 0.1])
+
+
 @pytest.mark.parametrize(
-    ("logits", "near"),
+    ("logits", "params", "near"),
     [
-        (ranked(3.0, 2.0, 1.0, 0.99999, -5.0), True),  # the third and fourth may change places at top_k 3
-        (ranked(3.0, 2.0, 1.0, 0.0, -5.0), False),  # the third is the last one inside, and safely so
+        (ranked(3.0, 2.0, 1.0, 0.99999, -5.0), TOP_3, True),  # the third and fourth may change places
+        (ranked(3.0, 2.0, 1.0, 0.0, -5.0), TOP_3, False),  # the third is the last one inside, and safely so
+        # Tokens 0 and 1 hold 90 % between them, so token 2 is in at a top-p of 0.9 and a hair, and out just below.
+        (MASSES, SamplingParams(1.0, top_p=0.9), True),
+        (MASSES, SamplingParams(1.0, top_p=0.9001), False),
     ],
 )
-def test_a_token_is_near_the_top_k_edge_only_if_another_could_take_its_place(logits, near):
+def test_a_token_is_near_an_edge_only_if_another_could_take_its_place(logits, params, near):
     seed = seed_that_prefers(2, over=[0, 1], logits=logits)
     runner_up = int((logits + noise(seed))[:2].argmax())
-    assert (margin(logits, [2, runner_up], TOP_3, seed) <= NEAR_TIE) == near
-
-
-@pytest.mark.parametrize(("mass", "near"), [(0.9, True), (0.9001, False)])
-def test_a_token_within_1e_5_of_mass_of_the_top_p_edge_is_a_near_tie(mass, near):
-    """Tokens 0 and 1 hold 90 % between them, so token 2 is in at a top-p of 0.9 and a hair, and out just below."""
-    logits = np.full(64, -60.0)
-    logits[:3] = np.log([0.6, 0.3, 0.1])
-    seed = seed_that_prefers(2, over=[0, 1], logits=logits)
-    runner_up = int((logits + noise(seed))[:2].argmax())
-    assert (margin(logits, [2, runner_up], SamplingParams(1.0, top_p=mass), seed) <= NEAR_TIE) == near
+    assert (margin(logits, [2, runner_up], params, seed) <= NEAR_TIE) == near
 
 
 def test_an_edge_excuses_no_token_that_would_not_be_chosen_inside_it():

@@ -18,16 +18,15 @@ from domino_jax.recipe.prompt_rows import read_file_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
 
-RUN = {"settings": {}}
 ALIVE: list[int] = []  # one entry for each answer that is still held
 
 
 class Answering:
-    """Answers with the number of its tokens in the prompt, as text; the mode `odd` gives another answer."""
+    """Answers with the number of tokens of the prompt, as text."""
 
-    def __init__(self, odd=None, positions=1_000, cache_length=200):
-        self.odd, self.asked, self.most = odd, [], 0
-        self.limits = Limits(DecodeSettings(cache_length=cache_length, max_new_tokens=4), 256, 1, positions, "target")
+    def __init__(self, positions=1_000):
+        self.asked, self.most = [], 0
+        self.limits = Limits(DecodeSettings(cache_length=200, max_new_tokens=4), 256, 1, positions, "target")
 
     def check_prompt(self, prompt, name, request):
         if len(prompt) + 5 > self.limits.settings.cache_length:
@@ -35,7 +34,7 @@ class Answering:
 
     def generate(self, models, prompts, mode, requests):
         self.asked.append((mode, [bytes(prompt).decode() for prompt in prompts], list(requests)))
-        texts = [str(len(prompt) + (mode == self.odd)).encode() for prompt in prompts]
+        texts = [str(len(prompt)).encode() for prompt in prompts]
         answers = [Generation(list(text), [] if mode == "autoregressive" else [len(text)], "stop") for text in texts]
         for answer in answers:
             ALIVE.append(1)
@@ -44,32 +43,21 @@ class Answering:
         return Generated(answers, Clock(decode_seconds=0.25, decode_tokens=len(prompts)))
 
 
-def lanes_of(generator, modes=("autoregressive", "domino")):
-    return [Lane(mode, mode, None, generator) for mode in modes]
-
-
 def row(name, text="Hi", **more):
     return {"id": name, "messages": [{"role": "user", "content": text}], **more}
 
 
 CODEC = TextCodec(BytesTokenizer(), False)
-ROWS = [row(f"r{index}", "x" * index) for index in range(11)]
 
 
 def prompts_of(rows):
     return prepare_prompts(rows, CODEC)
 
 
-def run(folder, generator, rows=ROWS, batch_size=1, simulated=False):
-    with RunFiles(folder, RUN) as files:
-        return run_lanes(lanes_of(generator), prompts_of(rows), CODEC, batch_size, files, simulated)
-
-
-def rows_on_disk(folder):
-    return [json.loads(line) for line in (folder / GENERATIONS).read_text().splitlines()]
-
-
-# --------------------------------------------------------------------------------------------------- groups
+def run(folder, generator, rows, batch_size=1):
+    lanes = [Lane(mode, mode, None, generator) for mode in ("autoregressive", "domino")]
+    with RunFiles(folder, {"settings": {}}) as files:
+        return run_lanes(lanes, prompts_of(rows), CODEC, batch_size, files)
 
 
 def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_counts(tmp_path):
@@ -79,13 +67,10 @@ def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_c
             first = len(self.asked) == 1
             return Generated(answers, Clock(decode_seconds=10.0, compile_seconds=1.0) if first else clock)
 
-    measured = run(tmp_path, Compiling(), ROWS[:1])
+    measured = run(tmp_path, Compiling(), [row("r")])
     clocks = {name: one.clock for name, one in measured.runs.items()}
     assert clocks["autoregressive"] == Clock(decode_seconds=0.25, compile_seconds=1.0, decode_tokens=1)
     assert clocks["domino"] == Clock(decode_seconds=0.25, decode_tokens=1)
-
-
-# ---------------------------------------------------------------------------------------------------- turns
 
 
 def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp_path):
@@ -94,12 +79,9 @@ def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp
     measured = run(tmp_path, generator, rows, batch_size=2)
     assert generator.asked[0] == ("autoregressive", ["U(Hi|)A(", "U(Hi|)A("], [0, 1])
     assert generator.asked[2] == ("autoregressive", ["U(Hi|)A(8|)U(More|)A("], [0])
-    names = [line["id"] for line in rows_on_disk(tmp_path) if line["mode"] == "domino"]
-    assert names == ["a", "b", "a#2"]
+    lines = map(json.loads, (tmp_path / GENERATIONS).read_text().splitlines())
+    assert [line["id"] for line in lines if line["mode"] == "domino"] == ["a", "b", "a#2"]
     assert measured.runs["domino"].answers == 3
-
-
-# --------------------------------------------------------------------------------------------------- memory
 
 
 @pytest.mark.long
@@ -117,9 +99,6 @@ def test_memory_stays_flat_over_a_file_of_2_000_prompts(tmp_path):
     assert ALIVE == []
 
 
-# --------------------------------------------------------------------------------------------------- refusals
-
-
 def test_rows_that_do_not_fit_are_refused_together_or_left_out_before_anything_runs():
     generator = Answering()
     prompts = prompts_of([row("far", "x" * 300), row("near"), row("farther", "x" * 400)])
@@ -129,17 +108,10 @@ def test_rows_that_do_not_fit_are_refused_together_or_left_out_before_anything_r
     assert generator.asked == []
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (row("a", temperature=-1), "prompt a: temperature is -1"),
-        (row("\ud800"), r"prompt \\ud800 holds half of a surrogate pair"),
-        (row("a", "x\udce9"), r"prompt a holds half of a surrogate pair \('x?\\?.*udce9"),
-    ],
-)
-def test_a_row_that_could_not_be_written_is_refused(bad, message):
-    with pytest.raises(DataError, match=message):
-        prompts_of([row("near"), bad])
+def test_a_row_that_could_not_be_written_is_refused():
+    for bad, name in ((row("\ud800"), r"\\ud800"), (row("a", "x\udce9"), "a")):
+        with pytest.raises(DataError, match=f"prompt {name} holds half of a surrogate pair"):
+            prompts_of([row("near"), bad])
 
 
 def test_a_conversation_has_to_fit_at_its_longest():
@@ -147,11 +119,7 @@ def test_a_conversation_has_to_fit_at_its_longest():
         prompts_with_room([generator], prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC, False)
 
     check(Answering(), 9)
-    with pytest.raises(
-        DataError, match="prompt talk has 13 turns, which may need 205 cache rows .*cache_length is 200"
-    ):
+    with pytest.raises(DataError, match="talk has 13 turns, which may need 205 cache rows .*cache_length is 200"):
         check(Answering(), 12)
-    with pytest.raises(
-        DataError, match="prompt talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150; shorten"
-    ):
+    with pytest.raises(DataError, match="talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150;"):
         check(Answering(positions=150), 9)

@@ -1,7 +1,5 @@
 """The files of a decoding run: groups are whole or not there, wherever a run was cut; a folder holds one run."""
 
-import json
-
 import pytest
 
 from domino_jax.evals.run_files import GENERATIONS, PROGRESS, RunFiles
@@ -62,12 +60,6 @@ def test_rows_that_never_reached_the_disk_take_their_group_with_them(tmp_path):
     file.write_bytes(file.read_bytes()[:-3])
     assert read(tmp_path) == GROUPS[:1]
     assert len(file.read_text().split("\n")) == 3
-
-
-def test_rows_of_a_run_without_a_record_are_dropped(tmp_path):
-    (tmp_path / GENERATIONS).write_text('{"id": "p0", "mode": "dom')
-    write(tmp_path, GROUPS[:1])
-    assert [json.loads(line)["id"] for line in (tmp_path / GENERATIONS).read_bytes().splitlines()] == ["0-0", "0-1"]
 
 
 def test_a_folder_begun_with_other_settings_is_refused_and_left_alone(tmp_path):

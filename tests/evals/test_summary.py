@@ -32,15 +32,11 @@ def test_rates_leave_out_prefill_and_compilation_and_speedups_are_over_plain_dec
     assert (plain["speedup"], domino["speedup"], domino["milliseconds_per_token"]) == (1.0, 4.0, 500.0)
     assert (domino["prefill_seconds"], domino["compile_seconds"]) == (0.75, 4.0)
     assert (domino["tokens"], domino["decode_tokens"]) == (15, 13)
+    # With prefills and first tokens.
+    assert (plain["output_tokens_per_second"], domino["output_tokens_per_second"]) == (15 / 26.5, 15 / 7.25)
+    assert domino["speedup_end_to_end"] == pytest.approx(26.5 / 7.25)
     alone = figures({"domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))})["domino"]
     assert alone["speedup"] is alone["speedup_end_to_end"] is None
-
-
-def test_the_end_to_end_speedup_is_of_all_tokens_over_the_time_with_prefills():
-    modes = figures()
-    assert modes["autoregressive"]["output_tokens_per_second"] == 15 / 26.5
-    assert modes["domino"]["output_tokens_per_second"] == 15 / 7.25
-    assert modes["domino"]["speedup_end_to_end"] == pytest.approx(26.5 / 7.25)
 
 
 def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_its_root():
@@ -76,12 +72,8 @@ def groups_of(lengths, seconds):
 
 def test_prompts_that_are_all_alike_leave_no_doubt():
     found = intervals(groups_of([[2, 4]] * 5, [3.0] * 5), groups_of([[6]] * 5, [6.0] * 5))
-    assert found == {
-        "tau_pooled": [3.0, 3.0],
-        "tau_per_prompt": [3.0, 3.0],
-        "tokens_per_second": [2.0, 2.0],
-        "speedup": [2.0, 2.0],
-    }
+    rates = {"tokens_per_second": [2.0, 2.0], "speedup": [2.0, 2.0]}
+    assert found == {"tau_pooled": [3.0, 3.0], "tau_per_prompt": [3.0, 3.0], **rates}
 
 
 def test_the_width_is_that_of_the_normal_law():
@@ -105,16 +97,10 @@ def test_one_prompt_or_no_round_gives_no_interval():
 
 
 def test_the_acceptance_record_counts_the_bonus_in_the_mean_length_alone():
+    counts = {"num_accepted_draft_tokens": 6, "num_draft_tokens": 16, "num_spec_steps": 4, "num_spec_tokens": 4}
+    shares = {"mean_acceptance_length": 2.5, "draft_acceptance_rate": 6 / 16}
     record = acceptance_record({1: 2, 3: 1, 5: 1}, drafts=16)
-    assert record == {
-        "mean_acceptance_length": 2.5,
-        "draft_acceptance_rate": 6 / 16,
-        "acceptance_histogram": [2, 0, 1, 0, 1],
-        "num_accepted_draft_tokens": 6,
-        "num_draft_tokens": 16,
-        "num_spec_steps": 4,
-        "num_spec_tokens": 4,
-    }
+    assert record == {**shares, "acceptance_histogram": [2, 0, 1, 0, 1], **counts}
     assert acceptance_record({}, 0) is None
     adaptive = acceptance_record({1: 3, 9: 1}, drafts=8)  # three plain steps, and one of eight drafts
     assert (adaptive["num_spec_tokens"], adaptive["acceptance_histogram"]) == (8, [3, 0, 0, 0, 0, 0, 0, 0, 1])

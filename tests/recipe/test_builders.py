@@ -50,15 +50,7 @@ def test_the_values_of_markov_reach_the_drafter_and_its_loss():
     assert settings.reads_target and not loss_of(recipe()).reads_target
     config.train.loss = "cross_entropy"
     assert loss_of(config) == loss_of(recipe()) == Loss()
-
-
-def test_a_confidence_head_exists_where_the_loss_trains_it():
-    for config, confident in (
-        (changed(drafter__head="markov"), True),
-        (changed(drafter__head="markov", train__loss="cross_entropy"), False),
-    ):
-        drafter = drafter_config_of(config, TARGET, 151_669)
-        assert drafter.enable_confidence_head is drafter.confidence_head_with_markov is confident
+    assert not drafter_config_of(config, TARGET, 151_669).enable_confidence_head  # nothing would train it
 
 
 def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():
@@ -77,16 +69,12 @@ def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():
     ("head", "key", "value"),
     [
         ("dflash2", "conv_kernel_size", 17),
-        ("domino", "conv_kernel_size", 17),
         ("domino", "domino.pure_draft_prefix_len", 16),
         ("domino", "target_layer_ids", (1, 35)),
-        ("domino", "target_layer_ids", (1, 1)),
-        ("eagle3", "target_layer_ids", (1, 2, 35)),
         ("eagle3", "target_layer_ids", (1, 2)),
         ("domino", "num_layers", 40),
         ("domino", "mask_token_id", 151_936),
         ("markov", "shift_label", False),
-        ("dflash2", "shift_label", True),
     ],
 )
 def test_a_shape_that_no_drafter_of_the_target_has_is_refused_by_its_key(head, key, value):

@@ -7,11 +7,9 @@ import pytest
 
 from domino_jax.evals.models import lower_to_drafter
 from domino_jax.method.settings import TreeSettings
-from domino_jax.recipe import cli
 from domino_jax.recipe.prompt_rows import read_file_rows
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import decode_settings_of, random_models
-from tests.helpers.paths import ROOT
 
 # Five drafts, as a block of 5 with shifted labels gives.
 DRAFTER = random_models(5).drafter.config
@@ -31,25 +29,10 @@ def test_values_are_lowered_to_the_drafters_with_a_note_each():
     ]
     assert settings.round_widths(DRAFTER) == {"domino": 6, "tree": 6}
 
-
-def test_values_that_fit_stay_as_they_are():
-    tree = dataclasses.replace(TREE, nodes=8, depth=0)
-    fitting = SETTINGS.change(num_drafts=None, tree=tree)
+    fitting = SETTINGS.change(num_drafts=None, tree=dataclasses.replace(TREE, nodes=8, depth=0))
     assert lower_to_drafter(fitting, DRAFTER, pytest.fail) == fitting
-
-
-def test_a_forced_acceptance_length_is_refused_by_the_lowered_width():
-    simulated = dataclasses.replace(SETTINGS, simulate_tau=7.0)
     with pytest.raises(DominoError, match="simulate_tau is 7, but a round of 5 drafts emits 6 tokens at most"):
-        lower_to_drafter(simulated, DRAFTER)
-
-
-def test_flags_know_which_values_of_the_recipe_they_set():
-    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.decode.num_drafts=3", "--prompt=Hi"]
-    flags = cli.parse(
-        [*argv, "--noconfig.decode.ignore_eos"], ("config",), ("prompt", "interactive", "distributed", "output")
-    )
-    assert flags.set_keys == {"decode.num_drafts", "decode.ignore_eos"}
+        lower_to_drafter(SETTINGS.change(simulate_tau=7.0), DRAFTER)
 
 
 def test_rows_of_a_prompts_file_are_grouped_by_task_and_only_texts_name_one(tmp_path):
@@ -58,12 +41,7 @@ def test_rows_of_a_prompts_file_are_grouped_by_task_and_only_texts_name_one(tmp_
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = read_file_rows(str(file), 0)
-    assert [(row["id"], row.get("task")) for row in read] == [
-        ("0", "b"),
-        ("2", "b"),
-        ("1", "a"),
-        ("4", "a"),
-        ("3", None),
-    ]
+    grouped = [("0", "b"), ("2", "b"), ("1", "a"), ("4", "a"), ("3", None)]
+    assert [(row["id"], row.get("task")) for row in read] == grouped
     assert not any("next_turns" in row for row in read)
     assert [row["id"] for row in read_file_rows(str(file), 2)] == ["0", "1"]

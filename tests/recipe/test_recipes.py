@@ -10,6 +10,7 @@ from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.open_keys import shifts_labels
 from domino_jax.runtime.differences import differences
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.keys import walk
 from domino_jax.weights.target import read_target_config
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import recipe
@@ -43,12 +44,7 @@ def test_a_recipe_loads_passes_the_checks_and_carries_its_command(name):
 
 
 def test_all_recipes_have_the_keys_of_the_base():
-    base = loading.resolved(load("qwen3_8b"))
-    for name in NAMES:
-        other = loading.resolved(load(name))
-        assert {section: sorted(values) for section, values in base.items() if isinstance(values, dict)} == {
-            section: sorted(values) for section, values in other.items() if isinstance(values, dict)
-        }
+    assert len({tuple(key for key, _, _ in walk(load(name))) for name in NAMES}) == 1
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -89,23 +85,10 @@ def test_the_layers_that_slide_are_exported_in_the_public_keys():
     assert [some.window(layer) for layer in range(5)] == [512, None, None, 512, None]
 
 
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ("drafter.projector = 'dflash'", "projector"),
-        ("drafter.emb_dim = 64", "config.drafter.domino.emb_dim"),
-        ("train.markov_rank = 1", "config.drafter.markov.rank"),
-    ],
-)
-def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path, line, hint):
-    lines = (
-        "from configs import qwen3",
-        "def get_config():",
-        "    config = qwen3.get_config('x')",
-        f"    config.{line}",
-    )
-    (tmp_path / "old.py").write_text("\n".join(lines) + "\n    return config\n")
-    with pytest.raises(DominoError, match=f"old.py:4: .*{hint}"):
+def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path):
+    lines = "from configs import qwen3\ndef get_config():\n    config = qwen3.get_config('x')\n    config.{}\n"
+    (tmp_path / "old.py").write_text(lines.format("drafter.emb_dim = 64"))
+    with pytest.raises(DominoError, match="old.py:4: .*config.drafter.domino.emb_dim"):
         loading.load_recipe(str(tmp_path / "old.py"))
 
 

@@ -13,17 +13,6 @@ from tests.helpers.recipes import recipe, set_value
 NAN, INF = float("nan"), float("inf")
 
 
-def refusal(changes, command="train", set_keys=()):
-    """The message about a sound recipe with these changes."""
-    config = recipe()
-    for key, value in changes.items():
-        set_value(config, key, value)
-    with pytest.raises(DominoError) as refused:
-        rules.check(config, command, set_keys)
-    assert refused.value.exit_code == 2
-    return str(refused.value)
-
-
 def passes(changes, command="train", set_keys=()):
     config = recipe()
     for key, value in changes.items():
@@ -31,9 +20,12 @@ def passes(changes, command="train", set_keys=()):
     rules.check(config, command, set_keys)
 
 
-@pytest.mark.parametrize("command", ["train", "decode", "regenerate"])
-def test_a_sound_recipe_passes(command):
-    passes({}, command)
+def refusal(changes, command="train", set_keys=()):
+    """The message about a sound recipe with these changes."""
+    with pytest.raises(DominoError) as refused:
+        passes(changes, command, set_keys)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
 
 
 def out_of_range():
@@ -70,29 +62,18 @@ RULES = [
     ("decode.mesh.tensor", {"decode.mesh.tensor": 0}),
     ("drafter.sliding_window", {"drafter.sliding_window": 2}),  # below the block
     ("drafter.sliding_layers", {"drafter.sliding_layers": (0,)}),
-    *(
-        ("drafter.sliding_layers", {"drafter.sliding_window": 64, "drafter.sliding_layers": layers})
-        for layers in ((9,), ())
-    ),
+    ("drafter.sliding_layers", {"drafter.sliding_window": 64, "drafter.sliding_layers": (9,)}),
     ("train.accumulate", {"train.accumulate": 3}),
     ("train.num_anchors", {"train.num_anchors": 3072}),
-    *((f"train.{key}", {f"train.{key}": ""}) for key in ("start_from", "frozen_backbone")),
+    ("train.start_from", {"train.start_from": ""}),
     ("train.start_from", {**EAGLE3, "train.start_from": "F"}),
     ("train.start_from", {"train.start_from": "F", "train.frozen_backbone": "G", "train.lambda_start": 0.0}),
     ("train.lambda_start", {"train.frozen_backbone": "F"}),
     ("train.lambda_start", {**MARKOV, "train.loss": "cross_entropy", "train.frozen_backbone": "F"}),
-    *(
-        (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
-        for head in ("none", "eagle3")
-        for key, value in (("head_tokens", "drafts"), ("frozen_backbone", "F"))
-    ),
-    *(
-        (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
-        for head, key, value in (
-            *((head, "dpace_alpha", 0.5) for head in ("markov", "xpress", "eagle3")),
-            ("eagle3", "loss", "cross_entropy"),
-        )
-    ),
+    ("train.head_tokens", {"drafter.head": "none", "train.head_tokens": "drafts"}),
+    ("train.frozen_backbone", {**EAGLE3, "train.frozen_backbone": "F"}),
+    *(("train.dpace_alpha", {**head, "train.dpace_alpha": 0.5}) for head in (MARKOV, EAGLE3)),
+    ("train.loss", {**EAGLE3, "train.loss": "cross_entropy"}),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
     ("decode.simulate_tau", {"decode.simulate_tau": 0.5}),
     ("decode.cache_length", {"decode.cache_length": 2048}),
@@ -133,30 +114,16 @@ def test_values_that_fit_together_pass(changes):
 
 
 def test_what_a_training_asks_for_does_not_concern_the_other_commands():
-    changes = {
-        "data.train": None,
-        "decode.num_drafts": 999,
-        "drafter.shift_label": True,
-        **EAGLE3,
-        "train.dpace_alpha": 0.1,
-    }
-    passes(changes, "decode")
+    passes({"data.train": None, "drafter.shift_label": True, **EAGLE3, "train.dpace_alpha": 0.1}, "decode")
 
 
 @pytest.mark.parametrize(
     ("head", "key", "value"),
     [
-        *(
-            (head, f"train.{key}", value)
-            for head in ("eagle3",)
-            for key, value in (("gamma", 4.0), ("num_anchors", 8), ("lambda_start", 0.0), ("lambda_decay_ratio", 0.5))
-        ),
-        *((head, "train.lambda_start", 0.0) for head in ("none", "markov", "dflash2", "xpress")),
+        *((head, "train.lambda_start", 0.0) for head in ("none", "markov", "dflash2", "xpress", "eagle3")),
+        ("eagle3", "train.gamma", 4.0),
         ("markov", "drafter.domino.emb_dim", 64),
-        ("domino", "drafter.markov.rank", 64),
         ("none", "drafter.eagle3.passes", 3),
-        ("eagle3", "drafter.shift_label", True),
-        ("eagle3", "drafter.num_layers", 2),
         ("eagle3", "drafter.block_size", 8),
     ],
 )

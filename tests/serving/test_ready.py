@@ -188,40 +188,47 @@ from domino_jax.recipe import cli
 from domino_jax.serving.engine import Engine
 
 jitted, take_messages = Programs.jitted, Engine._take_messages
-stuck = threading.Event()
+stuck, compiles = threading.Event(), threading.Event()
+when = sys.argv.pop(1)
 
 def jit_or_wait(programs, program):
     if stuck.is_set():
+        compiles.set()
         print("compiles", flush=True)
         threading.Event().wait()
     return jitted(programs, program)
 
 def ready(engine):
     stuck.set()
+    if when == "failed" and engine.compiling():
+        compiles.wait()
+        raise ValueError("a fault")
     return take_messages(engine)
 
-if sys.argv.pop(1) == "loading":
+if when == "loading":
     stuck.set()
 Programs.jitted, Engine._take_messages = jit_or_wait, ready
 cli.run(serve.main, required=("config",), optional=("host", "port"))
 """
 
 
-@pytest.mark.parametrize("when", ["loading", "ready"])
-def test_sigterm_ends_a_compilation_at_once(tmp_path, when):
-    """One before the server is ready, and one that makes later requests faster and that none waits for."""
+@pytest.mark.parametrize("when", ["loading", "ready", "failed"])
+def test_the_end_of_a_server_does_not_wait_for_a_compilation(tmp_path, when):
+    """SIGTERM before the server is ready, SIGTERM while a program is compiled that no request waits for, or a fault of
+    the engine meanwhile."""
     log = tmp_path / "log"
     argv = [sys.executable, "-c", COMMAND, when, "--config=configs/tiny.py", "--port=0", *SETTINGS]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT, env=os.environ)
     try:
         wait_for(lambda: process.poll() is not None or "http://" in log.read_text())
         port = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-        if when == "ready":
+        if when != "loading":
             wait_for(lambda: get(port, "/health")[0] == 200, 600)
-            assert post(port, asked(max_tokens=4))[0] == 200
+            assert post(port, asked(max_tokens=4))[0] in ((200,) if when == "ready" else (200, 500))
         wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
-        assert "Traceback" not in log.read_text()
+        if when != "failed":
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == (1 if when == "failed" else 0), log.read_text()
+        assert ("ValueError: a fault" in log.read_text()) == ("Traceback" in log.read_text()) == (when == "failed")
     finally:
         process.kill()

@@ -131,44 +131,27 @@ def test_a_plain_prompt_is_continued_as_text_or_as_ids(client):
     assert text.choices[0].text and [model.id for model in client.models.list()] == [MODEL]
 
 
+USER = {"role": "user", "content": "x"}
 BAD = {
     "{": None,
     "[1]": None,
     "[" * 100_000: None,
-    '"\\ud800"': None,
     json.dumps(asked("\ud800")): "messages",
-    json.dumps(asked([{"type": "text", "text": "\udc00"}])): "messages",
-    json.dumps(asked(logprobs=True)): "logprobs",
-    json.dumps(asked(tools=[{"type": "function"}])): "tools",
-    json.dumps(asked(n=2)): "n",
-    json.dumps(asked(presence_penalty=0.5)): "presence_penalty",
-    json.dumps(asked(unheard=1)): "unheard",
-    json.dumps(asked(temperature="warm")): "temperature",
-    json.dumps(asked(max_tokens=True)): "max_tokens",
-    json.dumps(asked(max_tokens=0)): None,
-    json.dumps(asked(temperature=-1)): None,
-    json.dumps(asked(temperature=float("nan"))): None,
-    json.dumps(asked(top_k=10**30)): None,
+    json.dumps(asked()).replace("}", r', "\ud800": 1}', 1): "messages",
+    **{json.dumps(asked(**{name: value})): name for name, value in (
+        ("logprobs", True), ("tools", [{"type": "function"}]), ("unheard", 1), ("temperature", "warm"),
+        ("max_tokens", True), ("max_tokens", 0), ("max_completion_tokens", -1), ("min_tokens", -1), ("mode", "tree"),
+        ("chat_template_kwargs", [1]), ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}), ("stop", ["a", 1]),
+        ("stop", "a" * 100_000), ("stream_options", {"continuous": True}), ("messages", []), ("messages", [5]),
+        ("messages", [{**USER, "role": "tool"}]), ("messages", [{**USER, "content": [{"type": "image_url"}]}]),
+    )},
+    **{json.dumps(asked(**fields)): None for fields in (
+        {"temperature": -1}, {"temperature": float("nan")}, {"top_k": 10**30}, {"content": "x " * 500},
+    )},
     json.dumps(asked(max_tokens=4, min_tokens=5)): "min_tokens",
-    json.dumps(asked(min_tokens=-1)): "min_tokens",
-    json.dumps(asked(ignore_eos=1)): "ignore_eos",
-    json.dumps(asked(reasoning_effort="high")): "reasoning_effort",
-    json.dumps(asked(chat_template_kwargs=[1])): "chat_template_kwargs",
-    json.dumps(asked(chat_template_kwargs={"chat_template": "{{ 1 }}"})): "chat_template_kwargs",
-    json.dumps(asked())[:-1] + r', "\ud800": 1}': r"\ud800",
-    json.dumps(asked(mode="tree")): "mode",
-    json.dumps(asked(stop=["a", 1])): "stop",
-    json.dumps(asked(stop="a" * 100_000)): "stop",
-    json.dumps(asked(stream_options={"continuous": True})): "stream_options",
     json.dumps(asked(max_tokens=3, max_completion_tokens=4)): "max_tokens",
-    json.dumps(asked("x " * 500)): None,
-    json.dumps(asked([{"type": "image_url", "image_url": {"url": "x"}}])): "messages",
     json.dumps({"model": MODEL}): "messages",
-    json.dumps(asked() | {"messages": []}): "messages",
-    json.dumps(asked() | {"messages": [5]}): "messages",
-    json.dumps(asked() | {"messages": [{"role": "tool", "content": "x"}]}): "messages",
-    json.dumps(asked() | {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}): "messages",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
@@ -194,13 +177,8 @@ def test_other_refusals_have_their_status(port):
 
 def test_a_key_is_needed_where_one_is_set(engine):
     with listening(engine, "secret") as port:
-        for header in (
-            {},
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": "secret"},
-            {"Authorization": "Bearer é"},
-        ):
-            assert post(port, asked(max_tokens=1), **header)[0] == 401
+        for header in ("", "Bearer wrong", "secret", "Bearer é"):
+            assert post(port, asked(max_tokens=1), Authorization=header)[0] == 401
         assert post(port, asked(max_tokens=1), Authorization="Bearer secret")[0] == 200
 
 
@@ -381,27 +359,7 @@ def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
             assert answer.getheader("Access-Control-Allow-Origin") == allowed
             assert (answer.status == 200) == bool(allowed) and (origin or "--allow_origin" in text)
             headers = post(port, asked(max_tokens=1), Origin="https://a.example")[1]
-            assert {name.lower(): value for name, value in headers.items()}.get(
-                "access-control-allow-origin"
-            ) == allowed
-
-
-@pytest.mark.slow
-def test_memory_stays_flat_over_many_short_requests(port):
-    import psutil
-
-    process = psutil.Process()
-
-    def ask(number: int):
-        return post(port, asked(f"What is {number} + 1?", max_tokens=2, seed=number))[0]
-
-    sizes = []
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        for part in range(4):
-            assert set(pool.map(ask, range(500 * part, 500 * part + 500))) <= {200}
-            gc.collect()
-            sizes.append(process.memory_info().rss)
-    assert sizes[-1] - sizes[1] < 20e6
+            assert ("access-control-allow-origin" in map(str.lower, headers)) == bool(allowed)
 
 
 @pytest.mark.long
@@ -420,21 +378,3 @@ def test_sigterm_answers_what_has_arrived_refuses_what_comes_and_exits_with_0(tm
         assert "Traceback" not in (tmp_path / "log").read_text()
     finally:
         process.kill()
-
-
-@pytest.mark.slow
-def test_a_killed_server_starts_again_on_the_same_port(tmp_path):
-    process, port = start_command(tmp_path / "log")
-    wait_for(lambda: get(port, "/health")[0] == 200)
-    stream = raw_stream(port, asked(stream=True))
-    stream.recv(10)
-    process.kill()
-    process.wait()
-    while stream.recv(4096):  # the connection ends
-        pass
-    again, _ = start_command(tmp_path / "log", f"--port={port}")
-    try:
-        wait_for(lambda: get(port, "/health")[0] == 200)
-        assert post(port, asked(max_tokens=3))[0] == 200
-    finally:
-        again.kill()
