@@ -12,7 +12,6 @@ A template may rewrite an earlier turn once later ones follow. The start of such
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import itertools
 import logging
@@ -24,20 +23,10 @@ import numpy as np
 
 from domino_jax.data.messages import Chat, read_chat
 from domino_jax.data.prompts import check_prompt, check_text, check_token_ids
-from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
+from domino_jax.runtime.errors import DataError, first_line, quote
 
 PROBE = "domino-probe"  # no template treats this text specially
 HIDDEN = "\ufdd0"  # a noncharacter: no text has it
-# What templates that write today's date write into rows and prompts of files, so that these do not change at midnight:
-# the date that Llama 3.2's template has where there is no clock.
-DATE = datetime.date(2024, 7, 26)
-_CODES = [f"%{flag}{letter}" for letter in "aAbBcdeFHIjmMpSxXyY" for flag in ("-", "")]
-# strftime_now for that date. A macro, because transformers gives a template plain data and no functions.
-_CLOCK = (
-    "{% macro strftime_now(form) %}{{ form"
-    + "".join(f"|replace({code!r}, {DATE.strftime(code)!r})" for code in _CODES)
-    + " }}{% endmacro %}\n"
-)
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +42,7 @@ class TrainingRow:
     loss_mask: np.ndarray
 
 
-def encode_prompt(
-    tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row", today: bool = False
-) -> list[int]:
+def encode_prompt(tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row") -> list[int]:
     """The ids of a prompt row: messages through the chat template, token_ids unchanged, prompt as plain text with what
     the tokenizer adds to a text, such as the token that begins it, as other engines encode it."""
     check_prompt(row, where)
@@ -65,7 +52,7 @@ def encode_prompt(
     if "prompt" in row:
         return _encode(tokenizer, row["prompt"], where, add_special_tokens=True)["input_ids"]
     chat = read_chat(row, where)
-    text = _template_of(tokenizer, thinking, where, chat, today).render(chat.messages, ask=True)
+    text = _template_of(tokenizer, thinking, where, chat).render(chat.messages, ask=True)
     return _encode(tokenizer, text, where)["input_ids"]
 
 
@@ -74,16 +61,14 @@ class TextCodec:
     """From prompt rows to token ids, and back to text.
 
     tokenizer: the target's; None where it has none (ids only).  thinking: for its chat template.
-    today: a template that writes today's date may do so; else it writes DATE.
     """
 
     tokenizer: Any
     thinking: bool
-    today: bool = False
 
     def encode(self, row: Mapping[str, Any], where: str | None = None) -> list[int]:
         """`encode_prompt`; errors name the row by its id where nothing else is given."""
-        return encode_prompt(self.tokenizer, row, self.thinking, where or f"prompt {row['id']}", self.today)
+        return encode_prompt(self.tokenizer, row, self.thinking, where or f"prompt {row['id']}")
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
         """The text without special tokens, None without a tokenizer."""
@@ -94,9 +79,8 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
     """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
 
     token_ids take precedence over messages: `regenerate` writes both, and only the ids are the target's actual output.
-
-    With thinking off the empty think block belongs to the prompt and is not supervised; with thinking on the thoughts
-    are part of the answer. Turns after the last answer are left out.
+    With thinking off the empty think block belongs to the prompt; with thinking on the thoughts are part of the answer.
+    Turns after the last answer are left out.
     """
     if "token_ids" in row:
         return _row_of_ids(row, where)
@@ -108,7 +92,7 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
 def _refuse_text_without(tokenizer: Any, where: str) -> None:
     if tokenizer is None:
         raise DataError(
-            f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
+            f"{where}: the row is text, but the target's folder has no tokenizer; give token_ids or add one."
         )
 
 
@@ -127,13 +111,13 @@ def _row_of_ids(row: dict, where: str) -> TrainingRow:
 def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
     # A turn of the assistant that opens the conversation answers nothing: it is context.
     messages = chat.messages
-    turns = (place for place, one in enumerate(messages) if place and one["role"] == "assistant")
-    answers = [place for place in turns if chat.learned[place]]
+    roles = [message["role"] for message in messages]
+    answers = [place for place in range(1, len(messages)) if roles[place] == "assistant" and chat.learned[place]]
     if answers:
         messages = messages[: answers[-1] + 1]
     text = template.render(messages, ask=False)
     spans = _answer_spans(template, messages, answers, text) if answers else []
-    edges = [edge for span in spans for edge in span]
+    edges = list(itertools.chain(*spans))
     encode = functools.partial(_encode, template.tokenizer, where=template.where)
     if adds_a_space(template.tokenizer):
         encoded = encode(text, return_offsets_mapping=True)
@@ -153,13 +137,16 @@ def adds_a_space(tokenizer: Any) -> bool:
 
 
 def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:
-    """Start and end (closing token included) in `text` of every answer whose bounds are known; the last one is.
+    """Start and end (closing token included) of every answer whose bounds are known; the last one's are.
 
-    Args:
-        answers: indices of messages; the last one is the last message.
-        text: the rendering of the messages.
+    answers: indices of messages; the last one is the last message.  text: the rendering of the messages.
     """
-    where, closing = template.where, _closing_text(template)
+    where, (closing, _) = template.where, closing_token(template.tokenizer) or ("", 0)
+    if not closing:
+        raise DataError(
+            f"{where}: the chat template closes an assistant's turn with no special token, so the end of an answer is"
+            " unknown.\nGive such rows as token_ids and loss_mask."
+        )
     # With the closing token hidden in the messages, each one in the text is the template's.
     mark = HIDDEN * len(closing)
     hidden = _replace(messages, closing, mark)
@@ -202,8 +189,8 @@ def _replace(value: Any, old: str, new: str) -> Any:
 def _answer_start(template: "_Template", messages: list[dict], place: int, text: str, after: int) -> int | None:
     """Where the answer `messages[place]` begins in the template's text, at `after` or later; None if the template wrote
     the text before it in another way."""
-    # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
-    # it never does. Most rows need the first of the two alone, and a rendering is much of a row's time.
+    # The generation prompt may hold an empty think block, which the template drops from earlier turns. Most rows need
+    # the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
     variants = (template,) if template == bare else (template, bare)
     prompts = (asked.render(messages[:place], ask=True) for asked in variants)
@@ -220,16 +207,6 @@ def _answer_end(
     # A turn that is left open, as some are before a tool's result, would end after that: only the answer may be inside.
     alone = text if place + 1 == len(messages) else template.render(messages[: place + 1], ask=False)
     return end if text[start:end] in alone[start:] else None
-
-
-def _closing_text(template: "_Template") -> str:
-    closing = closing_token(template.tokenizer)
-    if closing is None:
-        raise DataError(
-            f"{template.where}: the chat template closes an assistant's turn with no special token, so the end of an"
-            " answer is unknown.\nGive such rows as token_ids and loss_mask."
-        )
-    return closing[0]
 
 
 @functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row
@@ -255,14 +232,13 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
 class _Template:
     """A tokenizer's chat template with its thinking switch; `where` names the row in messages.
 
-    variables: Chat.variables without enable_thinking.  today: of TextCodec.
+    variables: Chat.variables without enable_thinking.
     """
 
     tokenizer: Any
     thinking: bool
     where: str
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    today: bool = False
 
     def render(self, messages: list[dict], ask: bool) -> str:
         """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
@@ -273,16 +249,12 @@ class _Template:
             )
         variables = {"add_generation_prompt": ask, "enable_thinking": self.thinking, **self.variables}
         try:
-            if not self.today and "strftime_now" in str(self.tokenizer.chat_template):
-                tools = self.variables["tools"] if "tools" in self.variables else None
-                variables["chat_template"] = _CLOCK + self.tokenizer.get_chat_template(None, tools)
-                warn_once(log, f"the chat template writes today's date; rows and prompts of files have {DATE}.")
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except Exception as error:  # a template is a program of the folder and may raise anything
             raise DataError(f"{self.where}: the chat template refuses the messages ({first_line(error)}).") from error
 
 
-def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat, today: bool = False) -> _Template:
+def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat) -> _Template:
     """The template for one row, whose chat_template_kwargs go before the switch."""
     variables = {"enable_thinking": thinking, **chat.variables}
     for name in variables if thinking else chat.variables:
@@ -290,16 +262,15 @@ def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat, today: 
     calls = any("tool_calls" in message and message["tool_calls"] for message in chat.messages)
     if calls and not _is_read(tokenizer, "tool_calls"):
         raise DataError(f"{where}: a message has tool_calls, which the chat template does not write; remove the row.")
-    return _Template(tokenizer, variables.pop("enable_thinking"), where, variables, today)
+    return _Template(tokenizer, variables.pop("enable_thinking"), where, variables)
 
 
 @functools.lru_cache(maxsize=64)  # one line per run, not per row
 def _is_read(tokenizer: Any, name: str) -> bool:
     """Whether the chat template has a variable or key of this name; a warning if not."""
-    template = tokenizer.chat_template
-    text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
+    tokens = jinja2.Environment().lex(tokenizer.chat_template or "")
     try:
-        words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(text) if kind in ("name", "string")}
+        words = {word.strip("'\"") for _, kind, word in tokens if kind in ("name", "string")}
     except jinja2.TemplateSyntaxError:  # refused where it is rendered
         return True
     if name not in words:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.bad_rows import BadRows
-from domino_jax.data.chat import DATE
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.rows import Index, RowEncoder, has_anchor, read_span
 from domino_jax.data.sources import DataFile
@@ -51,7 +50,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
     """Hex digits that change with the ids that texts and conversations become; "" without a tokenizer."""
     if tokenizer is None:
         return ""
-    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, str(DATE), tokenizer.encode(PROBE)]
+    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, tokenizer.encode(PROBE)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -71,19 +70,14 @@ class ProcessShare:
 
 
 def load_or_build(
-    files: Sequence[DataFile],
-    encoder: RowEncoder,
-    digest: str,
-    share: ProcessShare,
-    skip_bad: bool = False,
+    files: Sequence[DataFile], encoder: RowEncoder, digest: str, share: ProcessShare, skip_bad: bool = False
 ) -> Index:
     """The stored index for data of this fingerprint, or a new one, which is then stored.
 
     Args:
       digest: fingerprint().
       skip_bad: rows that cannot be used are left out and counted.
-    Raises:
-      DataError: rows that cannot be used, all of them in one message.
+    Raises DataError: rows that cannot be used, all of them in one message.
     """
     local = share.cache / f"index-{digest[:24]}-{encoder.vocab_size}.npz"
 

@@ -39,7 +39,7 @@ def read_lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_row(line: bytes, where: str) -> dict:
-    """The object of one line of JSONL; anything else is a DataError that names the place."""
+    """The object of one line of JSONL; DataError for anything else."""
     try:
         row = parse_json(line)
     except ValueError as error:  # broken JSON, bytes that are not UTF-8, or too many levels
@@ -62,8 +62,7 @@ def read_prompts(
     Args:
         limit: only the first `limit` rows are read.  skip_bad: rows that cannot be used are left out and counted.
         check: raises DataError for a row that the caller cannot use.
-    Raises:
-        DataError: rows that cannot be used, all of them in one message; or there are no rows.
+    Raises DataError: rows that cannot be used, all of them in one message; or there are no rows.
     """
     rows, lines, bad, total = [], {}, BadRows(), 0
     for number, line in read_lines(path):

@@ -66,7 +66,7 @@ class Decoder:
         self.models = models
         self.generator = generator
         self.tokenizer = tokenizer
-        self.codec = TextCodec(tokenizer, generator.settings.thinking, today=True)
+        self.codec = TextCodec(tokenizer, generator.settings.thinking)
         self.prefixes = prefixes
 
     def generate(self, prompts: Sequence[PromptLike], *, mode: str | None = None, **sampling) -> list[Answer]:

@@ -67,8 +67,7 @@ class Preemption:
     def reached(self, step: int) -> bool:
         """Whether to save and leave. Collective: every process asks equally often, once a step or more.
 
-        Args:
-          step: steps done, for the line that reports where the run stops.
+        step: steps done, for the line that reports where the run stops.
         """
         if jax.process_count() > 1:
             stop = multihost_utils.reached_preemption_sync_point(next(_QUESTIONS))

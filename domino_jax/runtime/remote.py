@@ -103,8 +103,7 @@ def cache_folder() -> pathlib.Path:
 def fetch_folder(name: str, patterns: Sequence[str]) -> pathlib.Path:
     """A copy of the files of one folder whose names match, in the cache; made again when one of them has changed.
 
-    Raises:
-        DominoError: no such file there, or a bucket that cannot be reached.
+    Raises DominoError: no such file there, or a bucket that cannot be reached.
     """
     with access(name):
         store = filesystem(name)

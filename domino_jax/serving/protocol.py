@@ -119,7 +119,7 @@ def _encode(fields: dict[str, Any], messages: list[dict] | None, served: ServedM
         _need(not taken, "chat_template_kwargs", f"{', '.join(taken)} cannot be chosen by requests; leave it out")
         row = {"messages": messages, "chat_template_kwargs": variables}
     try:
-        return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name, today=True)
+        return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name)
     except DataError as error:
         raise Refusal(str(error), param=name) from error
 
