@@ -286,7 +286,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
         return
     write_json(workdir / "config.json", recipe)
     write_json(workdir / "drafter_config.json", stored_config(drafter_config))
-    environment.write_environment(workdir)
+    write_json(workdir / "env.json", environment.environment())
     if drafter_config.has_backbone and not (workdir / hf.TOKEN_ORDER).exists():
         write_whole(workdir / hf.TOKEN_ORDER, order_bytes(order_of_rows(batches.rows, drafter_config.vocab_size)))
     if batches.rows.num_held_out_prompts:

@@ -193,7 +193,7 @@ def _answer_start(template: "_Template", messages: list[dict], place: int, text:
     # the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
     variants = (template,) if template == bare else (template, bare)
-    prompts = (asked.render(messages[:place], ask=True) for asked in variants)
+    prompts = (variant.render(messages[:place], ask=True) for variant in variants)
     return next((len(prompt) for prompt in prompts if len(prompt) >= after and text.startswith(prompt)), None)
 
 

@@ -67,12 +67,6 @@ def exists(name: str) -> bool:
         return open_path(name).exists()
 
 
-def list_files(name: str) -> list[str]:
-    """The names of all objects below an address, relative to it."""
-    above = f"{name.removeprefix(SCHEME).rstrip('/')}/"
-    return [entry.removeprefix(above) for entry in filesystem(name).find(name)]
-
-
 def move_folder(folder: epath.Path, target: epath.Path) -> None:
     """Moves a folder to one that does not exist yet, beside or below a folder that does."""
     if is_remote(folder):

@@ -18,7 +18,7 @@ from etils import epath
 
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import parse_json
-from domino_jax.runtime.remote import list_files
+from domino_jax.runtime.remote import SCHEME, filesystem
 
 NAME = "manifest.json"
 CHUNK = 4 << 20  # bytes read at a time: a checkpoint is larger than the host's memory may be
@@ -59,7 +59,8 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
 def _files(folder: epath.Path) -> list[str]:
     """Names of the files below `folder`, relative to it, with forward slashes."""
     if is_remote(folder):
-        return list_files(os.fspath(folder))
+        above = f"{os.fspath(folder).removeprefix(SCHEME).rstrip('/')}/"
+        return [name.removeprefix(above) for name in filesystem(os.fspath(folder)).find(os.fspath(folder))]
     return [path.relative_to(folder).as_posix() for path in pathlib.Path(folder).rglob("*") if path.is_file()]
 
 
