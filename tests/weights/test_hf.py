@@ -32,17 +32,6 @@ def index_folder(folder: Path, weight_map: dict) -> Path:
     return folder
 
 
-def test_weights_beside_those_that_are_read_are_named(tmp_path, caplog):
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / hf.SINGLE)
-    assert len(hf.open_tensors(tmp_path)) == 1 and not caplog.records
-    for name in ("adapter_model.safetensors", "model-1.safetensors"):
-        save_file({"a": np.zeros(2, np.float32)}, tmp_path / name)
-    assert hf.open_tensors(tmp_path)["a"].read().all() and len(hf.open_tensors(tmp_path)) == 1
-    [record] = caplog.records
-    names = "adapter_model.safetensors, model-1.safetensors, model.safetensors"
-    assert f"{tmp_path} holds {names}: only model.safetensors is read" in record.getMessage()
-
-
 ESCAPES = ["../out.safetensors", "/etc/out.safetensors", "a\\out.safetensors", "a\0.safetensors", "w.bin", "..", 7]
 
 
@@ -94,15 +83,13 @@ def test_a_hub_snapshot_may_link_into_its_blobs_and_not_beyond(tmp_path):
 @pytest.mark.parametrize(
     "weight_map, reason",
     [
-        ({"a": "x.safetensors", "b": "x.safetensors", "c": "x.safetensors"}, "lack them: c"),
+        ({"a": "x.safetensors", "c": "x.safetensors"}, "lack them: c"),
         ({"a": "x.safetensors", "b": "gone.safetensors"}, "lacks gone.safetensors"),
         (["x.safetensors"], "no weight_map"),
     ],
 )
 def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path, weight_map, reason):
-    index_folder(tmp_path, weight_map)
-    save_file({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}, tmp_path / "x.safetensors")
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "y.safetensors")
+    save_file({"a": np.ones(2, np.float32)}, index_folder(tmp_path, weight_map) / "x.safetensors")
     with pytest.raises(DataError) as error:
         hf.open_tensors(tmp_path)
     assert reason in message_of(error)
@@ -267,3 +254,15 @@ def test_a_damaged_tokenizer_is_a_short_data_error(tmp_path):
     with pytest.raises(DataError, match="cannot be loaded") as error:
         hf.load_tokenizer(tmp_path)
     message_of(error)
+
+
+def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplog):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ASSETS / "tiny_qwen3" / name, tmp_path)
+    for name in (hf.SINGLE, "adapter_model.safetensors"):
+        save_file({"a": np.ones(2, np.float32)}, tmp_path / name)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "{{ other }}"}))
+    assert len(hf.open_tensors(tmp_path)) == 1 and hf.load_tokenizer(tmp_path).chat_template != "{{ other }}"
+    assert "holds adapter_model.safetensors, model.safetensors: only model.safetensors is read" in caplog.text
+    assert "has two chat templates: chat_template.jinja is read" in caplog.text

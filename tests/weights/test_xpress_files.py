@@ -52,12 +52,6 @@ def test_a_written_folder_is_the_public_one(drafter, tmp_path, name, format):
     jax.tree.map(np.testing.assert_array_equal, params, drafter[1])
 
 
-def test_the_number_of_candidates_that_vllm_would_score_is_named(caplog, tmp_path):
-    raw = raw_config("xpress", "drafter") | {"xpress_topc": 512}
-    load(write_model(tmp_path, raw, stored_tensors("xpress", "drafter")))
-    assert "xpress_topc 512" in caplog.text and "decode.head_candidates" in caplog.text
-
-
 def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(drafter, tmp_path):
     with pytest.raises(DominoError, match="speculators"):
         formats.public_config(load_drafter(GOLDEN / "tied_shift" / "drafter", TARGET, np.float32)[0], "speculators")
