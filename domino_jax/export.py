@@ -203,7 +203,7 @@ def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params",
         except UNREADABLE as error:
             reason = first_line(error, with_class=False)
             raise DataError(
-                f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:\n{reason}"
+                f"the checkpoint {folder} does not hold the drafter of {DRAFTER_CONFIG}:\n{reason}"
             ) from error
 
 

@@ -91,9 +91,7 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
 
 def _refuse_text_without(tokenizer: Any, where: str) -> None:
     if tokenizer is None:
-        raise DataError(
-            f"{where}: the row is text, but the target's folder has no tokenizer; give token_ids or add one."
-        )
+        raise DataError(f"{where}: the row is text, but the target holds no tokenizer; give token_ids or add one.")
 
 
 def _row_of_ids(row: dict, where: str) -> TrainingRow:
@@ -244,8 +242,7 @@ class _Template:
         """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
         if not self.tokenizer.chat_template:
             raise DataError(
-                f"{self.where}: the row has messages, but the target's tokenizer has no chat template; "
-                "give prompt or token_ids."
+                f"{self.where}: the row has messages, but the target has no chat template; give prompt or token_ids."
             )
         variables = {"add_generation_prompt": ask, "enable_thinking": self.thinking, **self.variables}
         try:

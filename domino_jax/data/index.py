@@ -166,9 +166,7 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
     try:
         yield pool.map(_measure_in_worker, tasks)
     except concurrent.futures.process.BrokenProcessPool as error:
-        raise DominoError(
-            f"one of {workers} processes that read rows ended early (out of memory?); start again."
-        ) from error
+        raise DominoError(f"one of {workers} processes that read rows ended (out of memory?); start again.") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -206,7 +206,7 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
         if field not in row:
             expected = ", ".join(task.fields)
             raise DataError(
-                f"{where}: a row of {name} has {expected}, but this one has no {field} (it has {quote_names(row)})."
+                f"{where}: {name} needs {expected}, but the row has no {field} (it has {quote_names(row)})."
             )
         value, kind = row[field], "a text"
         fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)

@@ -193,7 +193,7 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
             row = None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise DataError(
-                f"{file}:{line.number}: the line is no JSON object with a step. Remove it, or start in another workdir."
+                f"{file}:{line.number}: no JSON object with a step. Remove the line, or use another workdir."
             )
         rows.append(row)
     return rows

@@ -23,10 +23,7 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
         pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
-            raise DataError(
-                f"the drafter was made for {name} {ours}, but the target has {theirs};"
-                " name the target it was trained with."
-            )
+            raise DataError(f"the drafter was made for {name} {ours}, but the target has {theirs}; name its target.")
     last = target.num_hidden_layers - 1
     beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
     if beyond:

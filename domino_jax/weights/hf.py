@@ -190,9 +190,7 @@ class Tensors(dict[str, Stored]):
         """A copy of the tensor, or of the slice `index` of it; NaN and infinities raise DataError."""
         array = self[name].read(index)
         if not is_finite(array):
-            raise DataError(
-                f"{self.folder}: tensor {quote(name)} holds NaN or an infinity; the checkpoint is unusable."
-            )
+            raise DataError(f"{self.folder}: tensor {quote(name)} holds NaN or an infinity; the folder is unusable.")
         return array
 
 
@@ -244,9 +242,7 @@ def _read_shards(folder: Path) -> dict[str, Stored]:
         raise DataError(f"{folder}/{INDEX} has no weight_map object.")
     for tensor, shard in weight_map.items():  # before the first file is opened
         if not isinstance(shard, str) or not shard.endswith(".safetensors"):
-            raise DataError(
-                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is not a .safetensors file."
-            )
+            raise DataError(f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, no .safetensors file.")
     paths = {shard: inside(folder, shard) for shard in sorted(set(weight_map.values()))}
     missing = [shard for shard, path in paths.items() if not path.is_file()]
     if missing:

@@ -59,10 +59,7 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
         return _flattened_eagle3(raw)
     if not isinstance(algorithm, str) or algorithm not in _BLOCK_DRAFTERS:
         names = ", ".join(map(repr, (*_BLOCK_DRAFTERS, "eagle3")))
-        raise DataError(
-            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; supported are"
-            f" {names}."
-        )
+        raise DataError(f"this drafter has speculators_model_type {quote(algorithm)}; supported are {names}.")
     drafter = _BLOCK_DRAFTERS[algorithm]
     of_head = (field.speculators or field.name for field in fields_of(drafter, DrafterConfig))
     needed = (*drafter.speculators.needed, *of_head)
