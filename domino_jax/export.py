@@ -202,9 +202,7 @@ def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params",
             return reader.restore(folder / "state", arguments)[field]
         except UNREADABLE as error:
             reason = first_line(error, with_class=False)
-            raise DataError(
-                f"the checkpoint {folder} does not hold the drafter of {DRAFTER_CONFIG}:\n{reason}"
-            ) from error
+            raise DataError(f"the checkpoint {folder} does not hold {DRAFTER_CONFIG}'s drafter:\n{reason}") from error
 
 
 def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:

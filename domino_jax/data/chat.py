@@ -241,9 +241,7 @@ class _Template:
     def render(self, messages: list[dict], ask: bool) -> str:
         """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
         if not self.tokenizer.chat_template:
-            raise DataError(
-                f"{self.where}: the row has messages, but the target has no chat template; give prompt or token_ids."
-            )
+            raise DataError(f"{self.where}: the target has no chat template for messages; give prompt or token_ids.")
         variables = {"add_generation_prompt": ask, "enable_thinking": self.thinking, **self.variables}
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)

@@ -138,6 +138,4 @@ def check_token_ids(token_ids, where: str) -> None:
     """Refuse anything but a list of ids, at least one."""
     fine = isinstance(token_ids, list) and bool(token_ids)
     if not fine or not all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in token_ids):
-        raise DataError(
-            f"{where}: token_ids is {quote(token_ids)}, not a list of at least one id from 0 to {LARGEST_ID}."
-        )
+        raise DataError(f"{where}: token_ids is {quote(token_ids)}, not a list of at least one id up to {LARGEST_ID}.")

@@ -204,10 +204,8 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
     task = TASKS[name]
     for field in (*task.fields, *([task.category] if task.category else [])):
         if field not in row:
-            expected = ", ".join(task.fields)
-            raise DataError(
-                f"{where}: {name} needs {expected}, but the row has no {field} (it has {quote_names(row)})."
-            )
+            fields = ", ".join(task.fields)
+            raise DataError(f"{where}: {name} needs {fields}, but the row has no {field} (it has {quote_names(row)}).")
         value, kind = row[field], "a text"
         fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
         if task.listed and field in task.fields:

@@ -192,9 +192,7 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise DataError(
-                f"{file}:{line.number}: no JSON object with a step. Remove the line, or use another workdir."
-            )
+            raise DataError(f"{file}:{line.number}: no object with a step. Remove the line, or use another workdir.")
         rows.append(row)
     return rows
 

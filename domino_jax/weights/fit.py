@@ -15,10 +15,7 @@ _PER_LAYER = ("layer_types", "sliding_window", "is_causal")
 
 def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
     """Raises DataError unless the drafter was made for a target of these shapes."""
-    pairs = {
-        "hidden_size": (config.hidden_size, target.hidden_size),
-        "vocab_size": (config.vocab_size, target.vocab_size),
-    }
+    pairs = {name: (getattr(config, name), getattr(target, name)) for name in ("hidden_size", "vocab_size")}
     if config.has_backbone:
         pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
     for name, (ours, theirs) in pairs.items():
