@@ -182,9 +182,8 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
     answer_all(target, prompts, plain, settings)
     answer_all(target, prompts, drafted, settings, drafter_path=str(GOLDEN / "drafter"))
     assert drafted.read_bytes() == plain.read_bytes()
-    assert (
-        drafted.with_name("drafted.jsonl.meta.json").read_text() == plain.with_name("plain.jsonl.meta.json").read_text()
-    )
+    metas = [path.with_name(f"{path.name}.meta.json").read_text() for path in (drafted, plain)]
+    assert metas[0] == metas[1]
 
 
 def queues_answered(monkeypatch):

@@ -96,10 +96,7 @@ def test_a_finished_workdir_is_shown_when_its_target_is_gone(files, finished, tm
 
 def test_another_target_under_the_same_path_ends_a_finished_and_a_continued_run(files, finished, tmp_path, capsys):
     target = shutil.copytree(GOLDEN / "target", tmp_path / "target")
-    argv = [
-        *arguments(files, finished, config__eval__every=8, config__eval__final=True),
-        f"--config.target.path={target}",
-    ]
+    argv = arguments(files, finished, config__eval__every=8, config__eval__final=True, config__target__path=target)
     assert start(argv) == 0  # the same model elsewhere
     rewrite_tensors(target, {"model.layers.3.self_attn.q_proj.weight": np.negative})
     for words in (argv, [*argv, f"--workdir={interrupted(finished, tmp_path / 'cut', 4)}"]):
@@ -196,9 +193,8 @@ def test_answers_that_are_named_are_judged_if_they_are_the_targets(files, tmp_pa
     assert f"{named}: 0.0% of the answers' tokens" in message and "token 0 of the answer in row s" in message
     assert len(message.splitlines()) == 2 and not (tmp_path / "refused" / "checkpoints").exists()
     assert start(arguments(files, tmp_path / "run", config__eval__answers=files[0], **few)) == 0
-    assert [row["eval_tau"] >= 1 for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row] == [
-        True
-    ]
+    [row] = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
+    assert row["eval_tau"] >= 1
     assert not list((tmp_path / "run").glob("held_out*"))
 
 

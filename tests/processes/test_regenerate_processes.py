@@ -24,9 +24,8 @@ def command(prompts, output, *more):
 
 def launch(argv, **variables):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
-    return subprocess.Popen(
-        argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(argv, cwd=ROOT, env=environment, **piped)
 
 
 def launch_two(argv):

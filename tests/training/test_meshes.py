@@ -12,12 +12,8 @@ import pytest
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
 
-MARKOV = {
-    "head": "markov",
-    "markov_head_type": "rnn",
-    "enable_confidence_head": True,
-    "confidence_head_with_markov": True,
-}
+MARKOV = {"head": "markov", "markov_head_type": "rnn"}
+MARKOV |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
 # Each drafter on one device, and on a mesh with some of: micro-batches, slices of the loss, recomputed layers. Two
 # key/value heads do not divide by four: they lie whole.
 PAIRS = {

@@ -40,9 +40,8 @@ def test_in_float32_every_tensor_comes_back_bit_for_bit_with_the_vocabulary(tmp_
 def test_vllms_names_and_copies_of_the_embedding_are_read(tmp_path):
     stored = stored_tensors("eagle3", "drafter")
     renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in stored.items()}
-    renamed["embed_tokens.weight"] = np.asarray(
-        stored_tensors("eagle3", "target")["model.embed_tokens.weight"], np.float32
-    )
+    embedding = stored_tensors("eagle3", "target")["model.embed_tokens.weight"]
+    renamed["embed_tokens.weight"] = np.asarray(embedding, np.float32)
     folder = write_model(tmp_path / "vllm", raw_config("eagle3", "drafter"), renamed)
     (config, params), (ours, plain) = load(folder), load(folder_of("eagle3", "drafter"))
     assert config == ours
@@ -117,9 +116,7 @@ LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "attention_bias": False}
 
 
 def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
-    (config, params), (ours, theirs) = (
-        load(folder) for folder in (speculators_eagle3(tmp_path), folder_of("eagle3", "drafter"))
-    )
+    (config, params), (ours, theirs) = load(speculators_eagle3(tmp_path)), load(folder_of("eagle3", "drafter"))
     assert config == ours and stored_head(tmp_path / "theirs") == "eagle3"
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(theirs), strict=True))
 

@@ -168,9 +168,8 @@ def test_embeddings_that_are_not_the_targets_are_refused(tmp_path, name, tensor)
 
 def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
     target = target_config("untied_noshift")
-    config, params = load_drafter(
-        speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False), target, "float32"
-    )
+    theirs = speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False)
+    config, params = load_drafter(theirs, target, "float32")
     save_drafter(tmp_path / "ours", config, params, "float32", formats.SERVING, "owner/target")
     raw = hf.read_config(tmp_path / "ours")
     assert raw["speculators_model_type"] == "dflash"
