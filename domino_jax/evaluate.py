@@ -219,8 +219,4 @@ def measure_rounds(models: Pair, settings: DecodeSettings, answers: Sequence[Tar
 
 
 if __name__ == "__main__":
-    cli.run(
-        main,
-        required=("config", "output"),
-        optional=("answers", "drafters", "round_seconds", "distributed"),
-    )
+    cli.run(main, required=("config", "output"), optional=("answers", "drafters", "round_seconds", "distributed"))

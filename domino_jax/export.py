@@ -26,6 +26,7 @@ from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, config_class, new_drafter, parse_config
 from domino_jax.recipe import cli
+from domino_jax.runtime.differences import differences
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder, open_path
@@ -53,21 +54,13 @@ def main(flags: cli.Flags) -> None:
         config = parse_config(raw)
     recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
     refuse_other_model(flags.output)
-    step, tau = choose_step(workdir)
-    with Checkpoints(workdir, keep=1) as checkpoints:
-        params = restore_params(checkpoints, config, step, "ema" if recipe["train"]["ema_decay"] > 0 else "params")
-    write_export(
-        flags.output,
-        config,
-        params,
-        recipe,
-        step,
-        report=final_report(workdir, step),
-        data=read_data(workdir),
-        token_order=read_token_order(workdir),
-        tau=tau,
-        format=flags.format,
-    )
+    with Checkpoints(workdir, keep=1) as checkpoints:  # nothing is saved here, so nothing is dropped either
+        step, tau = choose_step(checkpoints)
+        field = "ema" if recipe["train"]["ema_decay"] > 0 else "params"
+        params = restore_params(checkpoints.folders.path(step), config, field)
+    facts = {"report": final_report(workdir, step), "data": read_data(workdir), "tau": tau}
+    form = {"format": flags.format, "token_order": read_token_order(workdir)}
+    write_export(flags.output, config, params, recipe, step, **facts, **form)
     measured = f", the best of the run with a τ of {tau:.2f}," if tau is not None else ""
     print(f"wrote the drafter of step {step}{measured} to {flags.output}")
     if note := formats.serving_note(config):
@@ -101,8 +94,8 @@ def write_export(
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
 
-    Every process calls it with the same arguments; process 0 writes. In a folder, local or gs://, that holds an earlier
-    export, all files of it are replaced and all others stay.
+    Every process calls it; process 0 writes. In a folder, local or gs://, the files of an earlier export are replaced
+    and all others stay.
 
     Args:
         params: the drafter's, on the host or on devices.
@@ -114,8 +107,8 @@ def write_export(
     params = on_host(params)
     if jax.process_index() != 0:
         return
-    measured = {"report": report, "data": data, "tau": tau}
-    card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, **measured)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    card = model_card(config, weights, EXPORT_DTYPE, recipe, step, report=report, data=data, tau=tau)
 
     def fill(fresh: Path) -> None:
         save_drafter(fresh, config, params, EXPORT_DTYPE, format, recipe["target"]["path"])
@@ -153,10 +146,6 @@ def on_host(params: Mapping[str, Any]) -> dict[str, Any]:
     return jax.tree.map(fetch, params)
 
 
-def count_weights(params: Mapping[str, Any]) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def read_token_order(workdir: epath.Path) -> bytes | None:
     """The tokens of the run's rows by frequency (weights/draft_vocab.py); None where the run stored none."""
     path = workdir / hf.TOKEN_ORDER
@@ -176,65 +165,52 @@ def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
     return hf.read_json(workdir / "report", "report.json", required=False) or None
 
 
-def choose_step(workdir: epath.Path) -> tuple[int, float | None]:
+def choose_step(checkpoints: Checkpoints) -> tuple[int, float | None]:
     """(step, its τ if it is the best by τ) of the checkpoint to export: the best, else the newest, if it is intact."""
-    with Checkpoints(workdir, keep=1) as checkpoints:  # nothing is saved here, so nothing is dropped either
-        steps, best = checkpoints.steps(), checkpoints.best()
-        candidates = ([best] if best else []) + [(step, None) for step in reversed(steps)]
-        for step, tau in candidates:
-            damage = checkpoints.damage(step)
-            if damage is None:
-                return step, tau
-            print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
-        folder = checkpoints.folder
+    folders, best = checkpoints.folders, checkpoints.best()
+    steps = folders.finished()
+    for step, tau in [*([best] if best else []), *((step, None) for step in reversed(steps))]:
+        damage = folders.damage(step)
+        if damage is None:
+            return step, tau
+        print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
     if not steps:
-        raise DataError(f"{folder} holds no finished checkpoint; the run has not saved one yet.")
-    raise DataError(f"{folder} holds no intact checkpoint (steps {', '.join(map(str, steps))}); none can be exported.")
+        raise DataError(f"{folders.root} holds no finished checkpoint; the run has not saved one yet.")
+    numbers = ", ".join(map(str, steps))
+    raise DataError(f"{folders.root} holds no intact checkpoint (steps {numbers}); none can be exported.")
 
 
-def restore_params(
-    checkpoints: Checkpoints, config: AnyConfig, step: int, field: str = "params", places: Any = None
-) -> dict[str, Any]:
-    """Float32 drafter parameters of a checkpoint; the optimizer's moments are not read.
+def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params", places: Any = None) -> dict[str, Any]:
+    """Float32 drafter parameters of the checkpoint in a folder; the optimizer's moments are not read.
 
     Args:
         field: of the TrainState, "params" or "ema".
-        places: a sharding for every parameter; None: numpy arrays, which need no devices, so those that the checkpoint
-            was saved from do not matter. With shardings every process calls it.
+        places: a sharding for every parameter; None: numpy arrays, whatever devices they were saved from. With
+            shardings every process calls it.
     """
     drafter = new_drafter(config, np.dtype("float32"))
     shapes = jax.eval_shape(lambda key: init_drafter_params(drafter, key), jax.random.key(0))
-    folder = checkpoints.folder / str(step)
     if places is None:
         how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
     else:
         how = jax.tree.map(lambda place: ocp.ArrayRestoreArgs(sharding=place), places)
     arguments = ocp.args.PyTreeRestore({field: shapes}, restore_args={field: how}, partial_restore=True)
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    try:
-        # First, because a restoration leaves out what is not asked for.
-        refuse_other_shapes(ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree[field], shapes)
-        return reader.restore(folder / "state", arguments)[field]
-    except UNREADABLE as error:
-        reason = first_line(error, with_class=False)
-        raise DataError(
-            f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:\n{reason}"
-        ) from error
-    finally:
-        reader.close()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        try:
+            # First, because a restoration leaves out what is not asked for.
+            refuse_other_shapes(ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree[field], shapes)
+            return reader.restore(folder / "state", arguments)[field]
+        except UNREADABLE as error:
+            reason = first_line(error, with_class=False)
+            raise DataError(f"the checkpoint {folder} does not hold {DRAFTER_CONFIG}'s drafter:\n{reason}") from error
 
 
 def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
     """ValueError unless the stored parameters are those of the drafter, by name and shape."""
-    there, wanted = (
-        {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (stored, shapes)
-    )
-    wrong = sorted(name for name in {**there, **wanted} if there.get(name) != wanted.get(name))
-    if wrong:
-        shape, described = (tree[wrong[0]] if wrong[0] in tree else "not there" for tree in (there, wanted))
+    wrong = differences(*(jax.tree.map(lambda leaf: list(leaf.shape), dict(tree)) for tree in (stored, shapes)))
+    for name, (shape, described) in wrong.items():
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ValueError(f"{wrong[0]} is {shape}, and by the file it is {described}{more}")
+        raise ValueError(f"{name} is {shape or 'not there'}, and by the file it is {described or 'not there'}{more}")
 
 
 if __name__ == "__main__":

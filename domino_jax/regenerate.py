@@ -62,10 +62,8 @@ def answer_prompts(
 ) -> None:
     """Answers the prompts of a file into `output` with the recipe's settings; all processes of a run call it together.
 
-    The target is loaded onto devices of this process and released again, or not loaded at all when every row has its
-    answer. Call it before the target of a training run takes the memory, and outside of jax.set_mesh.
-
-    identity: the target_identity.
+    The target is loaded onto devices of this process and released again, or not loaded when every row has its answer.
+    Call it before the target of a training run takes the memory, and outside of jax.set_mesh.
     """
     skip_bad, settings = config.data.skip_bad_rows, settings_of(config, set_keys)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
@@ -79,7 +77,7 @@ def answer_rows(
 ) -> None:
     """`answer_prompts` for rows that were read, into the files of files_of."""
     if files.processes.count > 1:
-        refuse_differences({"what the answers are made with": files.made_with})
+        refuse_differences({"what the answers are made with": files.origin})
     if files.is_finished():
         say(f"{files.output} holds all {len(rows)} answers already.")
         return
@@ -117,8 +115,7 @@ def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
 def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
     """Where the target's weights go: one device, or a mesh of this process' devices, within which the block runs.
 
-    The devices that divide the key/value heads split the weights, and the others share the rows of a batch, as far as
-    it can be cut evenly.
+    The devices that divide the key/value heads split the weights; the others share the rows of a batch.
     """
     devices, kv_heads = process_devices(), read_target_config(path).num_key_value_heads
     tensor = math.gcd(len(devices), kv_heads)
@@ -140,10 +137,7 @@ def process_devices() -> list[jax.Device]:
 def origin_of(
     rows: Sequence[Mapping[str, Any]], identity: Mapping[str, Any], quantize: str | None, settings: DecodeSettings
 ) -> dict[str, Any]:
-    """What decides what the answers to rows say, as JSON values: prompts, target and settings.
-
-    Batch size, drafter and processes change nothing.
-    """
+    """What decides what the answers to rows say, as JSON values. Batch size, drafter and processes change nothing."""
     return {
         "prompts_sha256": digest_rows(rows),
         "target": {**identity, "quantize": quantize, "dtype": settings.dtype},
@@ -155,10 +149,7 @@ def origin_of(
 
 
 def files_of(
-    rows: Sequence[Mapping[str, Any]],
-    output: Path,
-    origin: Mapping[str, Any],
-    processes: ProcessGroup | None = None,
+    rows: Sequence[Mapping[str, Any]], output: Path, origin: Mapping[str, Any], processes: ProcessGroup | None = None
 ) -> AnswerFiles:
     """The files of an output. processes: that answer together; None: all of the run."""
     processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
@@ -176,19 +167,17 @@ def regenerate_rows(
     """Answers every prompt row into its files; existing rows stay as they are.
 
     Args:
-        loaded: the target, its parameters on a device of this process.
         files: of files_of. Each of several processes answers every count-th queue, and the first one merges.
         drafter_path: a drafter that makes it faster and changes nothing else.
         skip_bad: rows that the template refuses or that do not fit the target are left out.
     """
-    processes = files.processes
     codec = TextCodec(loaded.tokenizer, settings.thinking)
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
             answerer = new_answerer(loaded, settings, drafter_path)
             prompts = first_turns(rows, answerer, codec, skip_bad)
             files.ids = [prompt.id for prompt in prompts]
-            work = list(process_queues(prompts, settings.batch_size, done, processes))
+            work = list(process_queues(prompts, settings.batch_size, done, files.processes))
             answer(work, files, answerer, codec, done)
         files.finish()
     say(f"{files.output} holds {len(files.ids)} answers.")
@@ -217,7 +206,6 @@ def refuse_unanswerable(row: Mapping[str, Any]) -> None:
 
 
 def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: str | None) -> Answerer:
-    """The target with a drafter, or without one."""
     if drafter_path is None:
         return Answerer(Pair(loaded.model, loaded.params), settings, loaded.stop_ids)
     mesh = jax.sharding.get_mesh()
@@ -231,9 +219,9 @@ def process_queues(
 ) -> Iterator[list[Prompt]]:
     """The work of this process: every count-th queue, unless all its rows have an answer.
 
-    The queues are the same whatever is done already and however many processes there are. So a row is always computed
-    beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds; but for
-    near ties of an adaptive width, which depends on the clock.
+    The queues do not depend on what is done already or on the number of processes. So a row is always computed beside
+    the same neighbours, and rounds as in an uninterrupted run; but for near ties of an adaptive width, which depends on
+    the clock.
     """
     for number, queue in enumerate(queues(prompts, batch_size)):
         missing = any(prompt.id not in done for prompt in queue)
@@ -242,11 +230,7 @@ def process_queues(
 
 
 def answer(
-    work: Sequence[Sequence[Prompt]],
-    files: AnswerFiles,
-    answerer: Answerer,
-    codec: TextCodec,
-    done: set[str],
+    work: Sequence[Sequence[Prompt]], files: AnswerFiles, answerer: Answerer, codec: TextCodec, done: set[str]
 ) -> None:
     """Answers queue after queue into this process' file; rows that have an answer are not written again."""
     processes, total = files.processes, len(files.ids)
@@ -262,11 +246,11 @@ def answer(
                 progress.advance(0, f"{rate}, {finished} of the next {size}")
 
             answered = converse(queue, answerer, codec, show)
-            tokens += sum(one.tokens for one in answered)
+            tokens += sum(conversation.tokens for conversation in answered)
             rate = f"{tokens / answerer.seconds:,.0f} tokens/s"
-            fresh = [output_row(one, codec) for one in answered if one.prompt.id not in done]
-            rows.append(*fresh)
-            progress.advance(len(fresh), rate)
+            new = [conversation for conversation in answered if conversation.prompt.id not in done]
+            rows.append(*(output_row(conversation, codec) for conversation in new))
+            progress.advance(len(new), rate)
 
 
 if __name__ == "__main__":

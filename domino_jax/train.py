@@ -47,13 +47,7 @@ from domino_jax.runtime.remote import access, cache_folder, open_path
 from domino_jax.runtime.small_models import restart_with_one_thread
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import flops, hooks
-from domino_jax.training.checkpoints import (
-    Checkpoints,
-    Restored,
-    refuse_changes,
-    refuse_other_target,
-    refuse_unknown,
-)
+from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_other_target, refuse_unknown
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
@@ -88,8 +82,7 @@ def main(flags: cli.Flags) -> int | None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_run(workdir))
         identity = target_identity(target.path)
-        same = {"the recipe": recipe, "the target": identity, "the code": environment.code_digest()}
-        refuse_differences(same)
+        refuse_differences({"the recipe": recipe, "the target": identity, "the code": environment.code_digest()})
         use_exact_matmuls(target.dtype)
         keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -133,10 +126,7 @@ def main(flags: cli.Flags) -> int | None:
         else:
             done, position = 0, None
             state = builders.with_stored_weights(make_state(run_key), drafter_config, train, loaded)
-        report_start(restored, workdir)
-        say("mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
-        say(f"drafter, trained: {flops.parameter_line(state.params)}")
-        say(f"target, frozen: {flops.parameter_line(loaded.params)}")
+        report_start(restored, workdir, mesh, state, loaded)
         write_run_files(workdir, recipe, drafter_config, batches)
         if not restored:
             run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, batches.fingerprint, config.seed)
@@ -182,7 +172,6 @@ def main(flags: cli.Flags) -> int | None:
         if distributed.is_primary():
             mark_finished(workdir, loop.done, jax.process_count(), best.step, identity)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
-    return None
 
 
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
@@ -209,7 +198,7 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
 
 
 def training_source(flags: cli.Flags, workdir: epath.Path, identity: dict) -> str:
-    """Where the training rows are: data.train, or the target's answers to it, which are made if they do not exist."""
+    """Where the training rows are: data.train, or the target's answers to it, made if they do not exist."""
     config = flags.config
     if not config.data.regenerate:
         return config.data.train
@@ -279,12 +268,17 @@ def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir
     return builders.with_draft_vocabulary(drafter_config, batches.rows)
 
 
-def report_start(restored: Restored | None, workdir: epath.Path) -> None:
-    """Prints where the run starts."""
+def report_start(
+    restored: Restored | None, workdir: epath.Path, mesh: jax.sharding.Mesh, state: TrainState, loaded: LoadedTarget
+) -> None:
+    """Prints where the run starts, and what is on the devices."""
     if restored:
         say(f"continues from step {restored.step}")
     elif rows := read_rows(workdir / "metrics.jsonl"):
         say(f"starts from step 0: step {rows[-1]['step']} was reached before without a checkpoint")
+    say("mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
+    say(f"drafter, trained: {flops.parameter_line(state.params)}")
+    say(f"target, frozen: {flops.parameter_line(loaded.params)}")
 
 
 def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig, batches: Batches) -> None:
@@ -292,7 +286,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
         return
     write_json(workdir / "config.json", recipe)
     write_json(workdir / "drafter_config.json", stored_config(drafter_config))
-    environment.write_environment(workdir)
+    write_json(workdir / "env.json", environment.environment())
     if drafter_config.has_backbone and not (workdir / hf.TOKEN_ORDER).exists():
         write_whole(workdir / hf.TOKEN_ORDER, order_bytes(order_of_rows(batches.rows, drafter_config.vocab_size)))
     if batches.rows.num_held_out_prompts:
@@ -302,14 +296,11 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
 
 def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[..., None]:
     """(parameters, step, τ, report) → None: writes the drafter to <workdir>/export; every process calls it."""
-    # For the model card, and to be copied.
-    data, token_order = None, None
-    if distributed.is_primary():
-        data, token_order = export.read_data(workdir), export.read_token_order(workdir)
+    primary = distributed.is_primary()
+    stored = {"data": export.read_data(workdir), "token_order": export.read_token_order(workdir)} if primary else {}
 
     def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
-        facts = {"report": report, "data": data, "tau": tau, "token_order": token_order}
-        export.write_export(workdir / "export", drafter, params, recipe, step, **facts)
+        export.write_export(workdir / "export", drafter, params, recipe, step, report=report, tau=tau, **stored)
 
     return export_drafter
 
@@ -323,11 +314,7 @@ def report_export(workdir: epath.Path, drafter: AnyConfig, step: int) -> None:
 
 
 def clock_of(config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):
-    """Counts rows, tokens and, on known devices, the share of their peak.
-
-    Args:
-        trace: shapes of a batch → the traced step.
-    """
+    """Counts rows, tokens and, on known devices, the share of their peak; trace: shapes of a batch → the step."""
     peak = flops.peak_flops(jax.devices()[0].device_kind)
 
     def row_flops(length: int) -> float:
@@ -362,13 +349,13 @@ def best_drafter(checkpoints: Checkpoints, config: AnyConfig, state: TrainState,
     step, tau = checkpoints.best() or (done, None)
     if step == done:
         return BestDrafter(state.best_params, done, tau)
-    if from_primary(lambda: checkpoints.damage(step) is not None):
+    if from_primary(lambda: checkpoints.folders.damage(step) is not None):
         say(f"warning: the checkpoint of step {step}, the best by τ, is damaged; the last step is exported instead")
         return BestDrafter(state.best_params, done, None)
     say(f"step {step} has the best τ, {tau:.2f}")
     places = jax.tree.map(lambda leaf: leaf.sharding, state.best_params)
     field = "ema" if state.ema else "params"
-    return BestDrafter(export.restore_params(checkpoints, config, step, field, places), step, tau)
+    return BestDrafter(export.restore_params(checkpoints.folders.path(step), config, field, places), step, tau)
 
 
 def decode_finally(
@@ -383,10 +370,7 @@ def decode_finally(
     if not config.eval.final:
         return
     if jax.process_count() > 1:
-        say(
-            "decode in one process: python -m domino_jax.decode --config=RECIPE"
-            f" --config.drafter.path={workdir} --output=DIR"
-        )
+        say(f"decode it: python -m domino_jax.decode --config=RECIPE --config.drafter.path={workdir} --output=DIR")
         return
     for leaf in jax.tree.leaves(loaded.params):
         leaf.delete()
@@ -400,7 +384,5 @@ def decode_finally(
 
 if __name__ == "__main__":
     cli.run(
-        main,
-        required=("config", "workdir"),
-        optional=("allow_config_change", "distributed", "dry_run", "topology"),
+        main, required=("config", "workdir"), optional=("allow_config_change", "distributed", "dry_run", "topology")
     )

@@ -59,48 +59,44 @@ class RowBytes(NamedTuple):
 class AnswerFiles:
     """The files of one output. All processes make the same calls in the same order: opened, appending, finish.
 
-    While opened() runs, each process holds a lock on its own file, and the first process also on every file that is not
+    While opened() runs, each process holds a lock on its file, and the first process also on every file that is not
     this run's, so that no other run changes them.
     """
 
-    def __init__(self, output: Path, ids: Sequence[str], made_with: Mapping[str, Any], processes: ProcessGroup = ALONE):
+    def __init__(self, output: Path, ids: Sequence[str], origin: Mapping[str, Any], processes: ProcessGroup = ALONE):
+        """ids: of the rows, in order.  origin: JSON values that decide what the rows say."""
         self.output = output
         self.ids = ids
-        self.made_with = dict(made_with)
+        self.origin = dict(origin)
         self.processes = processes
         self.meta = output.with_name(output.name + ".meta.json")
         self.part = self._part(processes.index)
 
     def is_finished(self) -> bool:
-        """Whether the output holds every row in order already, made with the same settings; changes nothing."""
+        """Whether the output holds every row in order already, of the same origin; changes nothing."""
         if self.parts() or not self.output.is_file() or not self.output.stat().st_size:
             return False
-        self.check_settings()
+        self.check_origin()
         return list(find_rows([self.output])) == list(self.ids)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[set[str]]:
         """Locks and prepares the files and gives the ids of the rows that they hold."""
         with contextlib.ExitStack() as locks:
-            self._prepare(locks)
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            started = any(file.stat().st_size for file in self.files())
+            if started:
+                self.check_origin()
+            locks.enter_context(locked(self.part))  # before a byte changes: another run may be writing
+            self.processes.barrier("regenerate-seen")  # nothing changes before every process has looked
+            if self.processes.index == 0:
+                ours = [self._part(index) for index in range(self.processes.count)]
+                for file in set(self.files()).difference(ours):
+                    locks.enter_context(locked(file))
+                if not started:
+                    write_json(self.meta, self.origin)
             self.processes.barrier("regenerate-open")
             yield set(find_rows(self.files()))
-
-    def _prepare(self, locks: contextlib.ExitStack) -> None:
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        started = any(file.stat().st_size for file in self.files())
-        if started:
-            self.check_settings()
-        locks.enter_context(locked(self.part))  # before a byte changes: another run may be writing
-        self.processes.barrier("regenerate-seen")  # nothing changes before every process has looked
-        if self.processes.index:
-            return
-        ours = [self._part(index) for index in range(self.processes.count)]
-        for file in self.files():
-            if file not in ours:
-                locks.enter_context(locked(file))
-        if not started:
-            write_json(self.meta, self.made_with)
 
     def _part(self, index: int) -> Path:
         if self.processes.count == 1:
@@ -136,16 +132,15 @@ class AnswerFiles:
     def parts(self) -> list[Path]:
         """The part files of this output, of any number of processes."""
         name = re.compile(re.escape(self.output.name) + r"\.part-\d+-of-\d+\.jsonl")
-        if not self.output.parent.is_dir():
-            return []
-        return sorted(path for path in self.output.parent.iterdir() if name.fullmatch(path.name))
+        folder = self.output.parent
+        return sorted(path for path in folder.iterdir() if name.fullmatch(path.name)) if folder.is_dir() else []
 
     def files(self) -> list[Path]:
         """The output, when it exists, and its parts."""
         return [*([self.output] if self.output.exists() else []), *self.parts()]
 
-    def check_settings(self) -> None:
-        """Refuses to add to rows that were made with something else."""
+    def check_origin(self) -> None:
+        """Refuses to add to rows of another origin."""
         try:
             before = read_json(self.meta)
         except DataError as error:
@@ -153,14 +148,14 @@ class AnswerFiles:
                 f"{self.output} exists, but {self.meta.name} beside it does not or is damaged: it is not known what "
                 "the rows were made with.\nChoose another output."
             ) from error
-        changes = differences(before, self.made_with)
-        refuse(changes, f"{self.output} was made with something else:", "Set it back or choose another output.")
+        heading = f"{self.output} was made with something else:"
+        refuse(differences(before, self.origin), heading, "Set it back or choose another output.")
 
 
 def find_rows(files: Collection[Path]) -> dict[str, RowBytes]:
-    """Id → place of every row, in the order of the files; the first one counts when two files hold an id.
+    """Id → place of every row, in the order of the files.
 
-    Two files hold one row when a merge was killed after its renaming. Within a file it is an error.
+    Two files hold one row when a merge was killed after its renaming: the first counts. Within a file it is an error.
     """
     rows: dict[str, RowBytes] = {}
     for path in files:

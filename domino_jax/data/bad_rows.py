@@ -26,8 +26,7 @@ class BadRows:
     def settle(self, source: str, total: int, skip: bool) -> None:
         """Refuses the bad rows among `total` rows of `source`, or reports that they are left out.
 
-        Raises:
-            DataError: there are bad rows and skip is False, or no row is left.
+        Raises DataError: there are bad rows and skip is False, or no row is left.
         """
         if not self.count:
             return

@@ -94,9 +94,8 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
     """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
 
     token_ids take precedence over messages: `regenerate` writes both, and only the ids are the target's actual output.
-
-    With thinking off the empty think block belongs to the prompt and is not supervised; with thinking on the thoughts
-    are part of the answer. Turns after the last answer are left out.
+    With thinking off the empty think block belongs to the prompt; with thinking on the thoughts are part of the answer.
+    Turns after the last answer are left out.
     """
     if "token_ids" in row:
         return _row_of_ids(row, where)
@@ -107,9 +106,7 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
 
 def _refuse_text_without(tokenizer: Any, where: str) -> None:
     if tokenizer is None:
-        raise DataError(
-            f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
-        )
+        raise DataError(f"{where}: the row is text, but the target holds no tokenizer; give token_ids or add one.")
 
 
 def _row_of_ids(row: dict, where: str) -> TrainingRow:
@@ -127,13 +124,13 @@ def _row_of_ids(row: dict, where: str) -> TrainingRow:
 def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
     # A turn of the assistant that opens the conversation answers nothing: it is context.
     messages = chat.messages
-    turns = (place for place, one in enumerate(messages) if place and one["role"] == "assistant")
-    answers = [place for place in turns if chat.learned[place]]
+    roles = [message["role"] for message in messages]
+    answers = [place for place in range(1, len(messages)) if roles[place] == "assistant" and chat.learned[place]]
     if answers:
         messages = messages[: answers[-1] + 1]
     text = template.render(messages, ask=False)
     spans = _answer_spans(template, messages, answers, text) if answers else []
-    edges = [edge for span in spans for edge in span]
+    edges = list(itertools.chain(*spans))
     encode = functools.partial(_encode, template.tokenizer, where=template.where)
     if adds_a_space(template.tokenizer):
         encoded = encode(text, return_offsets_mapping=True)
@@ -153,13 +150,16 @@ def adds_a_space(tokenizer: Any) -> bool:
 
 
 def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:
-    """Start and end (closing token included) in `text` of every answer whose bounds are known; the last one is.
+    """Start and end (closing token included) of every answer whose bounds are known; the last one's are.
 
-    Args:
-        answers: indices of messages; the last one is the last message.
-        text: the rendering of the messages.
+    answers: indices of messages; the last one is the last message.  text: the rendering of the messages.
     """
-    where, closing = template.where, _closing_text(template)
+    where, (closing, _) = template.where, closing_token(template.tokenizer) or ("", 0)
+    if not closing:
+        raise DataError(
+            f"{where}: the chat template closes an assistant's turn with no special token, so the end of an answer is"
+            " unknown.\nGive such rows as token_ids and loss_mask."
+        )
     # With the closing token hidden in the messages, each one in the text is the template's.
     mark = HIDDEN * len(closing)
     hidden = _replace(messages, closing, mark)
@@ -202,11 +202,11 @@ def _replace(value: Any, old: str, new: str) -> Any:
 def _answer_start(template: "_Template", messages: list[dict], place: int, text: str, after: int) -> int | None:
     """Where the answer `messages[place]` begins in the template's text, at `after` or later; None if the template wrote
     the text before it in another way."""
-    # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
-    # it never does. Most rows need the first of the two alone, and a rendering is much of a row's time.
+    # The generation prompt may hold an empty think block, which the template drops from earlier turns. Most rows need
+    # the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
     variants = (template,) if template == bare else (template, bare)
-    prompts = (asked.render(messages[:place], ask=True) for asked in variants)
+    prompts = (variant.render(messages[:place], ask=True) for variant in variants)
     return next((len(prompt) for prompt in prompts if len(prompt) >= after and text.startswith(prompt)), None)
 
 
@@ -220,16 +220,6 @@ def _answer_end(
     # A turn that is left open, as some are before a tool's result, would end after that: only the answer may be inside.
     alone = text if place + 1 == len(messages) else template.render(messages[: place + 1], ask=False)
     return end if text[start:end] in alone[start:] else None
-
-
-def _closing_text(template: "_Template") -> str:
-    closing = closing_token(template.tokenizer)
-    if closing is None:
-        raise DataError(
-            f"{template.where}: the chat template closes an assistant's turn with no special token, so the end of an"
-            " answer is unknown.\nGive such rows as token_ids and loss_mask."
-        )
-    return closing[0]
 
 
 @functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row
@@ -267,15 +257,12 @@ class _Template:
     def render(self, messages: list[dict], ask: bool) -> str:
         """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
         if not self.tokenizer.chat_template:
-            raise DataError(
-                f"{self.where}: the row has messages, but the target's tokenizer has no chat template; "
-                "give prompt or token_ids."
-            )
+            raise DataError(f"{self.where}: the target has no chat template for messages; give prompt or token_ids.")
         variables = {"add_generation_prompt": ask, "enable_thinking": self.thinking, **self.variables}
         try:
             if not self.today and "strftime_now" in str(self.tokenizer.chat_template):
-                tools = self.variables["tools"] if "tools" in self.variables else None
-                variables["chat_template"] = _CLOCK + self.tokenizer.get_chat_template(None, tools)
+                template = self.tokenizer.get_chat_template(None, self.variables.get("tools"))
+                variables["chat_template"] = _CLOCK + template
                 warn_once(log, f"the chat template writes today's date; rows and prompts of files have {DATE}.")
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except Exception as error:  # a template is a program of the folder and may raise anything

@@ -45,8 +45,7 @@ def hold_out(
     Args:
         prompts: int32 [N], tokens of each row's prompt.  longest: most tokens of a held-out prompt (at least 1).
         hashes: int64 [N] (`prompt_hash`).  usable: bool [N], rows that could be trained on.
-    Returns:
-        (bool [N]: rows to leave out of training, int64 [P]: for each held-out prompt its first row)
+    Returns (bool [N]: rows to leave out of training, int64 [P]: for each held-out prompt its first row)
     """
     fitting = np.flatnonzero(usable & (prompts > 0) & (prompts <= longest))
     different, first = np.unique(hashes[fitting], return_index=True)  # sorted

@@ -71,19 +71,14 @@ class ProcessShare:
 
 
 def load_or_build(
-    files: Sequence[DataFile],
-    encoder: RowEncoder,
-    digest: str,
-    share: ProcessShare,
-    skip_bad: bool = False,
+    files: Sequence[DataFile], encoder: RowEncoder, digest: str, share: ProcessShare, skip_bad: bool = False
 ) -> Index:
     """The stored index for data of this fingerprint, or a new one, which is then stored.
 
     Args:
       digest: fingerprint().
       skip_bad: rows that cannot be used are left out and counted.
-    Raises:
-      DataError: rows that cannot be used, all of them in one message.
+    Raises DataError: rows that cannot be used, all of them in one message.
     """
     local = share.cache / f"index-{digest[:24]}-{encoder.vocab_size}.npz"
 
@@ -172,9 +167,7 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
     try:
         yield pool.map(_measure_in_worker, tasks)
     except concurrent.futures.process.BrokenProcessPool as error:
-        raise DominoError(
-            f"one of {workers} processes that read rows ended early (out of memory?); start again."
-        ) from error
+        raise DominoError(f"one of {workers} processes that read rows ended (out of memory?); start again.") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

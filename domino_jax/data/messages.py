@@ -24,15 +24,8 @@ REFUSED = {
 }
 EMPTY = ("", [], {})  # a table of many rows has a column for all if one row uses it
 FLAGS = ("weight", "loss_mask", "train", "trainable")  # of a message: 0 or false makes an answer context
-SPEAKERS = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-}
+SPEAKERS = {name: name for name in ("system", "user", "assistant", "tool")}
+SPEAKERS |= {"human": "user", "gpt": "assistant", "observation": "tool"}  # as ShareGPT has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +56,7 @@ def present(columns: Mapping[str, Any]) -> dict[str, Any]:
 def read_chat(row: Mapping[str, Any], where: str) -> Chat:
     """The conversation of a row.
 
-    Raises:
-        DataError: neither or both of FORMS, a message of another form, a key of REFUSED.
+    Raises DataError: neither or both of FORMS, a message of another form, a key of REFUSED.
     """
     row = present(row)
     forms = [key for key in FORMS if key in row]
@@ -133,9 +125,11 @@ def _variables(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _json_column(row: Mapping[str, Any], key: str, where: str) -> Any:
-    value = row[key] if key in row else None
-    if not isinstance(value, str) or not value.strip():
-        return value if not isinstance(value, str) else None
+    value = row.get(key)
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
     try:
         return parse_json(value.encode())
     except ValueError as error:

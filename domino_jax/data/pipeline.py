@@ -40,8 +40,7 @@ def make_batches(
       encoder: cuts rows to layout.max_length.
       held_out: prompts whose rows are left out of training (held_out.py); fewer if there is little data.
       skip_bad: rows that cannot be used are left out and counted.
-    Raises:
-      DominoError: a pattern that names nothing. DataError: rows that cannot be used, with file and line.
+    Raises DominoError: a pattern that names nothing. DataError: rows that cannot be used, with file and line.
     """
     files = open_files(pattern, share.cache)
     fingerprint = indexing.fingerprint(files, encoder)
@@ -55,17 +54,15 @@ def make_batches(
         process_rows=share.rows or slice(0, layout.batch_size),
     )
     bad = f", {rows.num_bad} more cannot be used" if rows.num_bad else ""
+    out = f"{rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
+    text, each = batches.fill()
     share.report(
         f"{pattern}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor{bad}"
     )
     if held_out:
-        share.report(
-            f"held out for evaluation: {rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
-        )
-    text, rows_per_place = batches.fill()
+        share.report(f"held out for evaluation: {out}")
     share.report(
-        f"layout {layout.kind}: {text:.1%} of a batch's tokens are text, {rows_per_place:.3g} rows in each of its "
-        "places"
+        f"layout {layout.kind}: {text:.1%} of a batch's tokens are text, {each:.3g} rows in each of its places"
     )
     return batches
 

@@ -39,7 +39,7 @@ def read_lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_row(line: bytes, where: str) -> dict:
-    """The object of one line of JSONL; anything else is a DataError that names the place."""
+    """The object of one line of JSONL; DataError for anything else."""
     try:
         row = parse_json(line)
     except ValueError as error:  # broken JSON, bytes that are not UTF-8, or too many levels
@@ -62,8 +62,7 @@ def read_prompts(
     Args:
         limit: only the first `limit` rows are read.  skip_bad: rows that cannot be used are left out and counted.
         check: raises DataError for a row that the caller cannot use.
-    Raises:
-        DataError: rows that cannot be used, all of them in one message; or there are no rows.
+    Raises DataError: rows that cannot be used, all of them in one message; or there are no rows.
     """
     rows, lines, bad, total = [], {}, BadRows(), 0
     for number, line in read_lines(path):
@@ -130,9 +129,7 @@ def check_prompt(row: dict, where: str) -> None:
             raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
         ignored = [key for key in (*READ, *REFUSED) if key in row and row[key] not in EMPTY]
         if ignored:
-            raise DataError(
-                f"{where}: the row has {ignored[0]} beside prompt, which is read as it is; give messages instead."
-            )
+            raise DataError(f"{where}: the row has {ignored[0]} beside prompt, which is read as it is; give messages.")
     else:
         check_token_ids(row["token_ids"], where)
 
@@ -141,6 +138,4 @@ def check_token_ids(token_ids, where: str) -> None:
     """Refuse anything but a list of ids, at least one."""
     fine = isinstance(token_ids, list) and bool(token_ids)
     if not fine or not all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in token_ids):
-        raise DataError(
-            f"{where}: token_ids is {quote(token_ids)}, expected a list of at least one id from 0 to {LARGEST_ID}."
-        )
+        raise DataError(f"{where}: token_ids is {quote(token_ids)}, not a list of at least one id up to {LARGEST_ID}.")

@@ -46,9 +46,8 @@ def pack_rows(rows: list[TrainingRow], length: int) -> dict[str, np.ndarray]:
         positions 0 1 2 0 1 0 0
     """
     sizes = [len(row.token_ids) for row in rows]
-    whole = TrainingRow(
-        np.concatenate([row.token_ids for row in rows]), np.concatenate([row.loss_mask for row in rows])
-    )
+    token_ids, masks = [row.token_ids for row in rows], [row.loss_mask for row in rows]
+    whole = TrainingRow(np.concatenate(token_ids), np.concatenate(masks))
     room = (0, length - sum(sizes))
     positions = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     documents = np.repeat(np.arange(1, len(rows) + 1, dtype=np.int32), sizes)

@@ -30,8 +30,7 @@ class RowEncoder:
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
             raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")
-        shown = slice(self.max_length)
-        return dataclasses.replace(row, token_ids=row.token_ids[shown], loss_mask=row.loss_mask[shown])
+        return TrainingRow(row.token_ids[: self.max_length], row.loss_mask[: self.max_length])
 
 
 def has_anchor(loss_mask: np.ndarray) -> bool:
@@ -89,44 +88,27 @@ class TrainingRows:
     A row is usable if it has an anchor and is not held out. That is decided before shuffling, so an epoch is every
     usable row exactly once. A row's id is its number over all files in order, blank lines not counted.
 
-    Args:
-        held_out: prompts to leave out of training (held_out.hold_out), each at most half of max_length long.
+    held_out: prompts to leave out of training (held_out.hold_out), each at most half of max_length long.
     """
 
     def __init__(self, files: Sequence[DataFile], index: Index, encoder: RowEncoder, held_out: int = 0):
-        self.lengths = index.lengths
-        self._files = files
-        self._starts = np.concatenate([[0], np.cumsum(index.counts)])
-        self._index = index
-        self._encoder = encoder
         left_out, self._held_out = hold_out(
             index.prompts, index.prompt_hashes, index.usable, held_out, encoder.max_length // 2
         )
-        #: rows left out because their prompt is held out
-        self.num_held_out = int(left_out.sum())
+        self._files, self._index, self._encoder = files, index, encoder
+        self._starts = np.concatenate([[0], np.cumsum(index.counts)])
+        self.lengths = index.lengths
+        self.usable = np.flatnonzero(index.usable & ~left_out)  # ids, int64
+        self.num_read = len(index.lengths)
+        self.num_bad = int(index.bad)  # further rows, which cannot be used and are left out
+        self.num_held_out_prompts, self.num_held_out = len(self._held_out), int(left_out.sum())
+        self.num_skipped = self.num_read - self.num_held_out - len(self)  # without an anchor
         self.num_evaluated = 0  # of count_evaluated
-        #: ids of the usable rows, int64
-        self.usable = np.flatnonzero(index.usable & ~left_out)
-
-    @property
-    def num_read(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def num_bad(self) -> int:
-        """Rows that cannot be used and are left out; they are not among num_read."""
-        return int(self._index.bad)
-
-    @property
-    def num_skipped(self) -> int:
-        """Rows without an anchor."""
-        return self.num_read - self.num_held_out - len(self)
 
     def count_evaluated(self, prompts: Iterable[Sequence[int]]) -> int:
-        """Counts usable rows with prompts that evaluate the drafter all the same, given by their token ids.
+        """Counts usable rows whose prompts evaluate the drafter all the same, given by their token ids.
 
-        A row's prompt ends where its first answer begins. So a conversation of several turns begins with the prompt of
-        the row that has the same conversation.
+        A row's prompt ends where its first answer begins, so a conversation of several turns begins with it.
         """
         lengths = np.unique(self._index.prompts[self.usable])
         lengths, hashes = lengths[lengths >= SHORTEST], set()
@@ -147,17 +129,10 @@ class TrainingRows:
             "supervised_tokens": int(self._index.supervised[self.usable].sum(dtype=np.int64)),
         }
 
-    @property
-    def num_held_out_prompts(self) -> int:
-        return len(self._held_out)
-
     def held_out_prompts(self) -> list[dict[str, Any]]:
         """A prompt row {"id": file:line of its first row, "token_ids"} for every held-out prompt."""
-        rows = [(row_id, int(self._index.prompts[row_id])) for row_id in self._held_out.tolist()]
-        return [
-            {"id": self.where(row_id), "token_ids": self.read(row_id).token_ids[:length].tolist()}
-            for row_id, length in rows
-        ]
+        pairs = zip(self._held_out.tolist(), self._index.prompts[self._held_out].tolist(), strict=True)
+        return [{"id": self.where(row), "token_ids": self.read(row).token_ids[:end].tolist()} for row, end in pairs]
 
     def __len__(self) -> int:
         return len(self.usable)

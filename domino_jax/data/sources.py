@@ -42,8 +42,7 @@ def open_files(pattern: str, cache: pathlib.Path) -> list[DataFile]:
     Args:
       pattern: "rows.jsonl" or "rows/*.jsonl.gz"; local or gs://.
       cache: a local folder for copies, created on demand.
-    Raises:
-      DominoError: a pattern that matches nothing. DataError: a compressed file that is damaged.
+    Raises DominoError: a pattern that matches nothing. DataError: a compressed file that is damaged.
     """
     with concurrent.futures.ThreadPoolExecutor(HASHING_THREADS) as threads:
         return list(threads.map(lambda name: _bring(name, cache), find_files(pattern)))
@@ -51,10 +50,11 @@ def open_files(pattern: str, cache: pathlib.Path) -> list[DataFile]:
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path or glob names, sorted; a DominoError without any."""
-    names = _remote_matches(pattern) if is_remote(pattern) else _matches(os.path.expanduser(pattern))
+    local = os.path.expanduser(pattern)
+    names = _remote_matches(pattern) if is_remote(pattern) else _matches(local)
     if names:
         return names
-    if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
+    if not is_remote(pattern) and os.path.isdir(local):
         raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
     if glob.has_magic(pattern):
         raise DominoError(f"{pattern}: no file matches. Name JSONL files that exist.")
@@ -105,7 +105,7 @@ def open_plain(name: str) -> Iterator[BinaryIO]:
 
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
     """A file with random access: `name` itself, or a copy that is made unless it exists."""
-    local = os.fspath(_fetched(name, cache)) if is_remote(name) else name
+    local = os.fspath(_fetch(name, cache)) if is_remote(name) else name
     digest = _digest(local, name)
     if name.endswith(COMPRESSED):
         # Named by its bytes, so that a replaced file is unpacked again whatever its date.
@@ -113,7 +113,7 @@ def _bring(name: str, cache: pathlib.Path) -> DataFile:
     return DataFile(name, os.path.abspath(os.path.expanduser(local)), digest)
 
 
-def _fetched(name: str, cache: pathlib.Path) -> pathlib.Path:
+def _fetch(name: str, cache: pathlib.Path) -> pathlib.Path:
     with remote.access(name):
         store = remote.filesystem(name)
         info = store.info(name)

@@ -97,10 +97,7 @@ TASKS: dict[str, Task] = {
     "aime25": _maths("MathArena/aime_2025", "problem", 30, "train"),
     "humaneval": Task(164, _hub("openai/openai_humaneval", "test"), ("prompt",), _humaneval),
     "mbpp": Task(
-        128,
-        _hub("google-research-datasets/mbpp", "test", "sanitized"),
-        ("prompt",),
-        lambda row: [row["prompt"]],
+        128, _hub("google-research-datasets/mbpp", "test", "sanitized"), ("prompt",), lambda row: [row["prompt"]]
     ),
     "livecodebench": Task(
         128,
@@ -161,8 +158,7 @@ def parse_task(entry: str) -> TaskChoice:
 def read_tasks(entries: Sequence[str]) -> list[dict[str, Any]]:
     """Prompt rows of all tasks, task by task: {"id", "task", "messages"} and "next_turns" where there are more turns.
 
-    Raises DominoError for an unknown task or a source that cannot be reached, DataError for rows that are not the
-    task's.
+    Raises DominoError: an unknown task or a source that cannot be reached.  DataError: rows that are not the task's.
     """
     choices = [parse_task(entry) for entry in entries]
     names = [choice.name for choice in choices]
@@ -208,16 +204,14 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
     task = TASKS[name]
     for field in (*task.fields, *([task.category] if task.category else [])):
         if field not in row:
-            raise DataError(
-                f"{where}: a row of {name} has {', '.join(task.fields)}, but this one has no {field}"
-                f" (it has {quote_names(row)})."
-            )
-        value = row[field]
+            fields = ", ".join(task.fields)
+            raise DataError(f"{where}: {name} needs {fields}, but the row has no {field} (it has {quote_names(row)}).")
+        value, kind = row[field], "a text"
         fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
         if task.listed and field in task.fields:
+            kind = "a list of texts"
             fine = isinstance(value, Sequence) and not fine and all(isinstance(text, str) for text in value)
         if not fine:
-            kind = "a list of texts" if task.listed and field in task.fields else "a text"
             raise DataError(f"{where}: {field} is {str(value)[:60]!r}, expected {kind}.")
     turns = task.turns(row)
     if not turns or not all(turns):

@@ -32,8 +32,7 @@ def order_of_rows_in(pattern: str, tokenizer: Any, vocab: int) -> np.ndarray:
 def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) -> np.ndarray:
     """The supervised tokens that occur, int32, the most frequent first; ties go to the lower id.
 
-    Args:
-        vocab: tokens that there are.  count: of the rows, where it is known.
+    vocab: tokens that there are.  count: of the rows, where it is known.
     """
     counts = np.zeros(vocab, np.int64)
     with Progress("counting tokens", count or COUNTED_ROWS, after=PATIENCE) as progress:
@@ -47,8 +46,7 @@ def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) 
 def frequent_tokens(order: np.ndarray, vocab: int, count: int, always: Sequence[int] = ()) -> np.ndarray:
     """The `count` most frequent tokens, ascending, int32; those that never occurred follow by id.
 
-    Args:
-        order: as of `order_of`.  count: at most `vocab`.  always: tokens that are in whatever their place.
+    order: as of `order_of`.  count: at most `vocab`.  always: tokens that are in whatever their place.
     """
     ranked = [*always, *order.tolist(), *range(vocab)]
     return np.sort(np.fromiter(itertools.islice(dict.fromkeys(ranked), count), np.int32))

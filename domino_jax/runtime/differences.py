@@ -31,8 +31,7 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def refuse(changes: Differences, heading: str, advice: str) -> None:
     """A DominoError of at most five lines when there are differences.
 
-    Args:
-        heading: the first line, what was made with something else.  advice: the last line, what to do.
+    heading: the first line, what was made with something else.  advice: the last line, what to do.
     """
     if changes:
         raise DominoError("\n".join([heading, *_lines(changes), advice]))

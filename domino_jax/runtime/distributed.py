@@ -29,14 +29,11 @@ def initialize(mode: str = "auto", preemptible: bool = True) -> None:
     a signal with a new start.
 
     Args:
-      mode: off: this process alone. auto: where JAX_NUM_PROCESSES is set, PLACE names the address, the number of
-        processes and this one's number; else what JAX detects (Cloud TPU, Slurm, Open MPI, Kubernetes), else this
-        process alone.
+      mode: off: this process alone. auto: what PLACE names where JAX_NUM_PROCESSES is set; else what JAX detects (Cloud
+        TPU, Slurm, Open MPI, Kubernetes), else this process alone.
       preemptible: of several processes, JAX holds SIGTERM back until preemption.py asks for it. False: the signal ends
-        the process, as is right for a command that never asks.
-
-    Raises:
-      DominoError: the place is incomplete or cannot be used, or another number of processes or no device came up.
+        the process.
+    Raises DominoError: the place is incomplete or cannot be used, or another number of processes or no device came up.
     """
     jax.config.update("jax_enable_preemption_service", preemptible)
     if mode == "auto":

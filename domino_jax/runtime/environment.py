@@ -12,10 +12,8 @@ import sys
 from typing import Any
 
 import jax
-from etils import epath
 
 import domino_jax
-from domino_jax.runtime.json_files import write_json
 
 # Variables that change what is computed or where, and none that could hold a secret.
 VARIABLES = (
@@ -67,11 +65,6 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def write_environment(workdir: str | os.PathLike) -> None:
-    """Writes <workdir>/env.json for this start; only the primary process should call it."""
-    write_json(epath.Path(workdir) / "env.json", environment())
 
 
 def mappings_in_use() -> float:

@@ -33,8 +33,7 @@ ROW_KINDS = (
 def refuse_other_kind(name: str, head: bytes, rows: bool = False) -> None:
     """Refuse a file that starts with `head` and is no file of a model, or with `rows` no file of rows.
 
-    Raises:
-        DataError: what the file is, and how to get the right one.
+    Raises DataError: what the file is, and how to get the right one.
     """
     for pattern, kind, remedy in (*KINDS, *(ROW_KINDS if rows else ())):
         if re.match(pattern, head.removeprefix(b"\xef\xbb\xbf"), re.IGNORECASE | re.DOTALL):

@@ -22,8 +22,7 @@ def is_remote(path: str | os.PathLike) -> bool:
 def write_whole(path: pathlib.Path, content: str | bytes) -> None:
     """Writes a local file or an object in a bucket.
 
-    Args:
-        path: a pathlib.Path, or the etils.epath.Path of remote.open_path.  content: text is written as UTF-8.
+    path: a pathlib.Path, or the etils.epath.Path of remote.open_path.  content: text is written as UTF-8.
     """
     data = content.encode() if isinstance(content, str) else content
     if is_remote(path):  # an object appears when it is complete

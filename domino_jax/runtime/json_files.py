@@ -34,8 +34,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """The object that a file holds, local or in a bucket.
 
-    Raises:
-        DataError: it cannot be read, or holds something else.
+    Raises DataError: it cannot be read, or holds something else.
     """
     try:
         text = path.read_bytes()

@@ -47,10 +47,9 @@ class Preemption:
         self._before: dict[int, object] = {}  # the handlers that the end puts back
 
     def __enter__(self) -> "Preemption":
-        several = jax.process_count() > 1
-        handlers = (
-            {signal.SIGHUP: _as_sigterm} if several else dict.fromkeys((signal.SIGTERM, signal.SIGHUP), self._set)
-        )
+        handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), self._set)
+        if jax.process_count() > 1:
+            handlers = {signal.SIGHUP: _as_sigterm}
         if threading.current_thread() is threading.main_thread():  # Python allows handlers in the main thread alone
             for number, handler in handlers.items():
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup
@@ -67,8 +66,7 @@ class Preemption:
     def reached(self, step: int) -> bool:
         """Whether to save and leave. Collective: every process asks equally often, once a step or more.
 
-        Args:
-          step: steps done, for the line that reports where the run stops.
+        step: steps done, for the line that reports where the run stops.
         """
         if jax.process_count() > 1:
             stop = multihost_utils.reached_preemption_sync_point(next(_QUESTIONS))

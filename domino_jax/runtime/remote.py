@@ -22,9 +22,7 @@ SCHEME = "gs://"
 def filesystem(name: str):
     """gcsfs' client for an address. DominoError for another scheme, or where gcsfs is not installed."""
     if not name.startswith(SCHEME):
-        raise DominoError(
-            f"{name}: only local paths and {SCHEME} addresses can be used; copy the files to one of them."
-        )
+        raise DominoError(f"{name}: only local paths and {SCHEME} addresses can be used; copy the files there.")
     try:
         import fsspec
         import gcsfs  # noqa: F401
@@ -67,12 +65,6 @@ def exists(name: str) -> bool:
         return open_path(name).exists()
 
 
-def list_files(name: str) -> list[str]:
-    """The names of all objects below an address, relative to it."""
-    above = f"{name.removeprefix(SCHEME).rstrip('/')}/"
-    return [entry.removeprefix(above) for entry in filesystem(name).find(name)]
-
-
 def move_folder(folder: epath.Path, target: epath.Path) -> None:
     """Moves a folder to one that does not exist yet, beside or below a folder that does."""
     if is_remote(folder):
@@ -103,8 +95,7 @@ def cache_folder() -> pathlib.Path:
 def fetch_folder(name: str, patterns: Sequence[str]) -> pathlib.Path:
     """A copy of the files of one folder whose names match, in the cache; made again when one of them has changed.
 
-    Raises:
-        DominoError: no such file there, or a bucket that cannot be reached.
+    Raises DominoError: no such file there, or a bucket that cannot be reached.
     """
     with access(name):
         store = filesystem(name)

@@ -32,8 +32,7 @@ def use_one_thread(target: str) -> str | None:
     local folder, the process may use one core only, an accelerator's plug-in of jax is installed, or XLA_FLAGS or
     a variable of THREADS is set.
 
-    Returns:
-        A line that says so and how to change it, or None.
+    Returns a line that says so and how to change it, or None.
     """
     files = list(pathlib.Path(target).expanduser().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
@@ -49,8 +48,7 @@ def use_one_thread(target: str) -> str | None:
 def restart_with_one_thread(target: str, params: Any) -> Any:
     """`use_one_thread` where jax runs already: it starts again, without all that is on its devices but `params`.
 
-    Returns:
-        params, on the host if jax starts again.
+    Returns params, on the host if jax starts again.
     """
     note = None if jax.distributed.is_initialized() else use_one_thread(target)
     if note is None:

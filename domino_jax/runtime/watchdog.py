@@ -21,12 +21,7 @@ class Watchdog:
     A separate thread does the waiting. It needs the interpreter's lock, which JAX releases while it blocks.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        report: Callable[[str], None] = print,
-        end: Callable[[int], None] = os._exit,
-    ):
+    def __init__(self, seconds: float, report: Callable[[str], None] = print, end: Callable[[int], None] = os._exit):
         """
         Args:
           seconds: between two beats before the step counts as hung; SLOW times that for what is no step. 0 is off.

@@ -38,36 +38,30 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one workdir. Saving returns at once; wait() or close() before the process ends.
+    """The checkpoints of one workdir. Saving returns at once; the end of `with` waits for it.
 
     With several processes the workdir is one that all of them see, and what saves, restores or waits is collective.
-    Making one changes no file, so a run's checkpoints can be looked at while it trains.
+    Making one changes no file, so a run's checkpoints can be looked at (`folders`) while it trains.
     """
 
-    def __init__(
-        self,
-        workdir: str | os.PathLike,
-        keep: int = 3,
-        report: Callable[[str], None] = print,
-    ):
+    def __init__(self, workdir: str | os.PathLike, keep: int = 3, report: Callable[[str], None] = print):
         """
         Args:
           workdir: local folder or gs:// address.
           keep: number of newest steps that stay, besides the best by τ.
           report: takes the warnings, a line each, of process 0.
         """
-        self.folder = _absolute(workdir) / "checkpoints"
-        self._folders = StepFolders(self.folder, report)
+        self.folders = StepFolders(_absolute(workdir) / "checkpoints", report)
         self._keep, self._report = keep, report
         self._saving: tuple[int, Future] | None = None  # the step on its way, done with its manifest and the removals
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._orbax: ocp.AsyncCheckpointer | None = None
-        self._best = self._folders.best()
+        self._best = self.folders.best()
 
     # ---------------------------------------------------------------- saving
 
     def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping) -> None:
-        """Write `state` (a pytree of arrays) as it is now: it is copied before this returns and may be donated then.
+        """Write `state` (a pytree of arrays) as it is now; after this returns it may be donated.
 
         Waits for the save before this one. A DataError where the disk is full.
 
@@ -79,23 +73,23 @@ class Checkpoints:
         if self._saving is not None and self._saving[0] == step:
             return
         self._settle()
-        if self._folders.path(step).exists():
+        if self.folders.path(step).exists():
             return
         orbax = self._checkpointer()
         with self._writing(step):
             if is_primary():
-                self._folders.begin(step)
+                self.folders.begin(step)
             extra = {"data": dict(data_state), "meta": dict(meta)}
             items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
-            orbax.save(self._folders.path(step), args=items)
+            orbax.save(self.folders.path(step), args=items)
         self._saving = step, self._pool.submit(self._finish, step, orbax)
 
     def _finish(self, step: int, orbax: ocp.AsyncCheckpointer) -> None:
         """In the background: once Orbax has written the step, hash it, and remove the steps that retention drops."""
         orbax.wait_until_finished()
         if is_primary():
-            self._folders.finish(step)
-            self._folders.retain(self._keep)
+            self.folders.finish(step)
+            self.folders.retain(self._keep)
 
     def wait(self) -> None:
         """Return when the save on its way is over and has its manifest; a DataError when it failed."""
@@ -119,18 +113,14 @@ class Checkpoints:
                 raise
             self._orbax = None  # it still holds the failed save
             if is_primary():
-                self._folders.remove(step)
+                self.folders.remove(step)
             raise DataError(
                 f"the checkpoint of step {step} could not be written ({first_line(error)}).\n"
-                f"Make room for {self.folder} and start again: the run continues from the newest intact checkpoint."
+                f"Make room for {self.folders.root} and start again: the run continues from the newest intact one."
             ) from error
 
-    def close(self) -> None:
-        """Wait, and end Orbax's threads."""
-        self.wait()
-        self._let_go()
-
     def _let_go(self) -> None:
+        """End the threads."""
         self._pool.shutdown()
         if self._orbax is not None:
             self._orbax.close()
@@ -141,7 +131,8 @@ class Checkpoints:
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is None:
-            self.close()
+            self.wait()
+            self._let_go()
             return
         if jax.process_count() > 1:
             return  # a save on its way may wait for the process that was lost; the next start clears it away
@@ -156,22 +147,21 @@ class Checkpoints:
     def restore_latest(self, abstract_state: Any, check: Callable[[dict], None] | None = None) -> Restored | None:
         """The newest intact checkpoint, None when there is none; damaged newer ones are set aside with a warning each.
 
-        A DataError when there are checkpoints but none is intact, when there were some and all are gone, or when one
-        cannot be read though it is intact: never a fresh start over a run's remains. What a save or a removal that was
-        cut off left is removed, with a line.
+        What a save or a removal that was cut off left is removed, with a line.
 
         Args:
           abstract_state: the state's tree with jax.ShapeDtypeStruct leaves (jax.eval_shape) whose shardings need not be
             those it was saved with; a leaf without a sharding goes to the first device.
-          check: called with the checkpoint's meta before an array is read; raises when the run must not continue from
-            it.
+          check: called with the checkpoint's meta before an array is read; raises if the run must not go on from it.
+        Raises:
+          DataError: there are checkpoints but none is intact, there were some and all are gone, or one cannot be read
+            though it is intact. A run's remains are never taken for a fresh start.
         """
         self.wait()
-        step, best = from_primary(lambda: (self._folders.choose(), self._folders.best()))
+        step, best = from_primary(lambda: (self.folders.choose(), self.folders.best()))
         self._best = best and Mark(*best)
-        return None if step is None else self._restore(step, abstract_state, check)
-
-    def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
+        if step is None:
+            return None
         extra = self._read(step, "extra", ocp.args.JsonRestore())
         if check is not None:
             check(extra["meta"])
@@ -179,53 +169,34 @@ class Checkpoints:
         return Restored(step, state, extra["data"], extra["meta"])
 
     def _read(self, step: int, item: str, args: Any) -> Any:
-        with self._readable(step, item):
-            return self._checkpointer().restore(self._folders.path(step), args=ocp.args.Composite(**{item: args}))[item]
-
-    @contextlib.contextmanager
-    def _readable(self, step: int, item: str) -> Iterator[None]:
-        """Raises a DataError for what Orbax raises of a part of a step that it cannot read."""
+        folder = self.folders.path(step)
         try:
-            yield
+            return self._checkpointer().restore(folder, args=ocp.args.Composite(**{item: args}))[item]
         except UNREADABLE as error:
             if jax.process_count() > 1:  # it may be a lost process
                 raise
-            raise self._unreadable(step, f"{item}: {first_line(error)}") from error
+            raise DataError(
+                f"the checkpoint {folder} is intact but cannot be read here ({item}: {first_line(error)}).\n"
+                "It was saved for another model, or by another version; train in another --workdir."
+            ) from error
 
-    def _unreadable(self, step: int, reason: str) -> DataError:
-        return DataError(
-            f"the checkpoint {self._folders.path(step)} is intact but cannot be read here ({reason}).\n"
-            "It was saved for another model, or by another version; train in another --workdir."
-        )
-
-    # ---------------------------------------------------------------- looking
-
-    def steps(self) -> list[int]:
-        """The finished checkpoints, oldest first."""
-        return self._folders.finished()
-
-    def damage(self, step: int) -> str | None:
-        """What is wrong with a step's files, "<file>: <reason>"; None when they are as they were written."""
-        return self._folders.damage(step)
+    # ---------------------------------------------------------------- the best
 
     def mark_tau(self, step: int, tau: float, measured_with: str) -> None:
         """Note the τ of a step, saved or still to be: the finished step with the highest one is never removed.
 
-        Survives restarts. Every process has to note the same.
-
-        measured_with: τ that was measured with something else no longer competes.
+        Every process has to note the same. τ with another measured_with no longer competes.
         """
         mark = Mark(step, float(tau), measured_with)
         if self._best is None or measured_with != self._best.measured_with or mark.tau >= self._best.tau:
             self._best = mark
         if is_primary():
-            self._folders.mark(mark)
+            self.folders.mark(mark)
 
     def best(self) -> tuple[int, float] | None:
-        """(step, τ) with the highest τ noted so far, of equal ones the later; a save on its way counts.
+        """(step, τ) with the highest τ noted so far, of those measured like the newest; ties go to the later step.
 
-        Of τ that was measured like the newest. From restore_latest() on it is the same in every process, so that all of
-        them can decide by it.
+        A save on its way counts. From restore_latest() on it is the same in every process.
         """
         return self._best and self._best[:2]
 

@@ -49,10 +49,9 @@ class Evaluation:
             between: called after every pass; what it raises ends the evaluation.
             progress: (label, answers to come) → what counts the answers.
         Returns:
-            {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out; not of drafters
-            without a backbone), "eval_tau_1", "eval_tau_2", … (pooled, with that many drafts a round),
-            "eval_accept_by_position": share of rounds that kept the draft at each position,
-            "eval_seconds": of all of it, compilation included}.
+            "eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (the head left out), "eval_tau_1", … (with
+            that number of drafts a round), "eval_accept_by_position" (share of rounds that kept the draft there) and
+            "eval_seconds" (compilation included).
         """
         begin = time.monotonic()
         with progress("evaluation", len(self.passes.answers)) as bar:
@@ -62,12 +61,12 @@ class Evaluation:
                 between()
 
             accepted = self.passes(self.models.replace(drafter_params=drafter_params), after)
-        drafts = [one.drafts for one in accepted]
+        drafts = [answer.drafts for answer in accepted]
         walks = _walks(drafts, self.drafts)
         rounds = Counter(emitted for walk in walks for emitted in walk)
         figures = {"eval_tau": tau_pooled(walks), "eval_tau_per_prompt": tau_per_prompt(walks)}
         if self.models.drafter.config.has_backbone:
-            figures["eval_tau_backbone"] = tau_pooled(_walks([one.backbone for one in accepted], self.drafts))
+            figures["eval_tau_backbone"] = tau_pooled(_walks([answer.backbone for answer in accepted], self.drafts))
         for width in WIDTHS:
             if width <= self.models.drafter.config.num_drafts:
                 figures[f"eval_tau_{width}"] = tau_pooled(_walks(drafts, width))
@@ -76,4 +75,4 @@ class Evaluation:
 
 
 def _walks(accepted: Sequence, drafts: int) -> list[list[int]]:
-    return [accept_lengths(one, drafts) for one in accepted]
+    return [accept_lengths(answer, drafts) for answer in accepted]

@@ -27,11 +27,9 @@ def mark_finished(
 
 
 def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) -> dict[str, Any] | None:
-    """The marker of a run that took at least `steps` steps and whose export is there; else None.
+    """The marker of a run that took at least `steps` steps and whose export is there; else None, with a reported line.
 
-    Args:
-      report: takes a line for a marker that does not fit. The run then continues from its checkpoint, which exports
-        again.
+    The run then continues from its checkpoint, which exports again.
     """
     marker = parse_marker(workdir, report)
     if marker is None:

@@ -45,10 +45,7 @@ def leave_on_sigterm(loop: TrainingLoop) -> None:
 
 
 def evaluate_with(
-    evaluate: Any,
-    checkpoints: Checkpoints,
-    metrics: MetricsWriter,
-    export: Callable[[dict, int, float], None],
+    evaluate: Any, checkpoints: Checkpoints, metrics: MetricsWriter, export: Callable[[dict, int, float], None]
 ) -> Hook:
     """Measures τ on held-out prompts, and exports the drafter if it is the best so far.
 

@@ -55,10 +55,7 @@ class TrainingLoop:
     hooks: list[tuple[int, Hook]] = dataclasses.field(default_factory=list)
 
     def every(self, steps: int, function: Hook) -> None:
-        """Calls function(loop) after every `steps` steps and after the last one, never if `steps` is 0.
-
-        Hooks that are due after the same step run in the order in which they were added.
-        """
+        """Calls function(loop) after every `steps` steps and the last one, never if it is 0; in order of adding."""
         self.hooks.append((steps, function))
 
     def is_due(self, every: int) -> bool:
@@ -67,8 +64,8 @@ class TrainingLoop:
     def run(self) -> TrainState:
         """The state after the last step.
 
-        The devices always have one step to do while the host prepares the next. If the host ran further ahead, it
-        would see SIGTERM only after the devices had caught up.
+        The devices always have one step to do while the host prepares the next. A host further ahead would see SIGTERM
+        too late.
         """
         shapes = set()
         while self.done < self.steps:
@@ -100,8 +97,7 @@ class TrainingLoop:
     def values(self) -> dict[str, float]:
         """The last step's metrics on the host, which waits for the devices.
 
-        Raises:
-            NonFiniteError: a loss or gradient was not finite, and the run is to stop there.
+        Raises NonFiniteError: a loss or gradient was not finite, and the run is to stop there.
         """
         values = {name: float(value) for name, value in jax.device_get(self.measured).items()}
         self.guard.check(values)

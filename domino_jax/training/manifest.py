@@ -12,12 +12,13 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import pathlib
 
 from etils import epath
 
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import parse_json
-from domino_jax.runtime.remote import list_files
+from domino_jax.runtime.remote import SCHEME, filesystem
 
 NAME = "manifest.json"
 CHUNK = 4 << 20  # bytes read at a time: a checkpoint is larger than the host's memory may be
@@ -57,14 +58,10 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
 
 def _files(folder: epath.Path) -> list[str]:
     """Names of the files below `folder`, relative to it, with forward slashes."""
-    root = os.fspath(folder)
-    if is_remote(root):  # walk() names its files without gs:// there
-        return list_files(root)
-    return [
-        os.path.relpath(os.path.join(os.fspath(above), name), root).replace(os.sep, "/")
-        for above, _, names in folder.walk()
-        for name in names
-    ]
+    if is_remote(folder):
+        above = f"{os.fspath(folder).removeprefix(SCHEME).rstrip('/')}/"
+        return [name.removeprefix(above) for name in filesystem(os.fspath(folder)).find(os.fspath(folder))]
+    return [path.relative_to(folder).as_posix() for path in pathlib.Path(folder).rglob("*") if path.is_file()]
 
 
 def measure(path: epath.Path) -> tuple[int, str]:
@@ -80,9 +77,6 @@ def measure(path: epath.Path) -> tuple[int, str]:
 def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
     path = folder / name
     try:
-        size = path.stat().length  # before hashing: a cut file is recognised by its length at once
-        if size != expected["bytes"]:
-            return f"{name}: {size} bytes instead of {expected['bytes']}"
         size, digest = measure(path)
     except FileNotFoundError:
         return f"{name}: missing"
@@ -90,9 +84,9 @@ def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
         if is_remote(folder):
             raise
         return f"{name}: {error.strerror or error}"
-    if (size, digest) != (expected["bytes"], expected["sha256"]):
-        return f"{name}: its content changed (SHA-256 differs)"
-    return None
+    if size != expected["bytes"]:
+        return f"{name}: {size} bytes instead of {expected['bytes']}"
+    return None if digest == expected["sha256"] else f"{name}: its content changed (SHA-256 differs)"
 
 
 def _render(manifest: dict) -> bytes:

@@ -44,13 +44,9 @@ Value = float | Sequence[float]
 class MetricsWriter:
     """One JSON row and one console line for each logged step of a run in `workdir`.
 
-        with MetricsWriter(workdir, total_steps, start_step=restored_step) as metrics:
-            metrics.write(step, {"loss": loss, ...})
-
-    A row holds "step", the values given (numbers, or lists of numbers, which the console leaves out), and "seconds",
-    the time this run has taken so far, earlier starts included. A run that continues from step n drops the rows after
-    n, so that no step is recorded twice. It does so when it writes its first row; a start that has nothing to write
-    changes nothing.
+    A row holds "step", values (numbers, or lists of numbers, which the console leaves out), and "seconds", the time
+    that the run has taken so far, earlier starts included. The first row of a run that continues from step n drops the
+    rows after n, so that no step is recorded twice; a start that has nothing to write changes nothing.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class MetricsWriter:
         self._path = self._folder / "metrics.jsonl"
         self._primary = primary
         self._start_step, self._total_steps = start_step, total_steps
-        self._console = console or rich.console.Console()
+        self._console = (primary and console) or rich.console.Console(quiet=not primary)
         rows = read_rows(self._path) if primary else []
         self._continued = [row for row in rows if row["step"] <= start_step]
         self._earlier_seconds = max((row["seconds"] for row in self._continued if "seconds" in row), default=0.0)
@@ -137,20 +133,17 @@ class MetricsWriter:
 
     def advance(self, step: int) -> None:
         """Counts a step, for the time left and on a terminal for its bar."""
-        if self._primary and self._steps is None:
+        if self._steps is None:
             self._steps = Progress("training", self._total_steps, step, self._console, lines=False)
-        if self._primary:
-            self._steps.advance(step - self._steps.done)
+        self._steps.advance(step - self._steps.done)
 
     def progress(self, label: str, total: int) -> Progress:
         """Counts the pieces of a phase between two steps, in lines."""
-        console = self._console if self._primary else rich.console.Console(quiet=True)
-        return Progress(label, total, console=console, after=PATIENCE, bar=False)
+        return Progress(label, total, console=self._console, after=PATIENCE, bar=False)
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""
-        if self._primary:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar off the screen and write what is still in memory."""
@@ -199,9 +192,7 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise DataError(
-                f"{file}:{line.number}: the line is no JSON object with a step. Remove it, or start in another workdir."
-            )
+            raise DataError(f"{file}:{line.number}: no object with a step. Remove the line, or use another workdir.")
         rows.append(row)
     return rows
 

@@ -7,28 +7,13 @@ from collections.abc import Callable, Iterator
 
 
 class StepClock:
-    """Takes the time of a training loop.
-
-        with clock.waiting_for_data():
-            batch = next(batches)
-        state, measured = step(state, …)
-        clock.step_done(rows, tokens)
-        …
-        metrics.write(done, {**values, **clock.rates()})  # after the values were read from the device
-        with clock.aside():
-            evaluate and save
+    """Takes the time of a training loop (loop.py).
 
     Working time is the loop's time after its first step, without what `aside` covers. The first step holds the
-    compilation and counts nowhere; its own time is `first_step_seconds`. The loop puts a later step that compiles, for
-    batches of another shape, `aside` as well.
+    compilation and counts in no rate; its time is `first_step_seconds`.
     """
 
-    def __init__(
-        self,
-        *,
-        row_flops: Callable[[int], float] | None = None,
-        peak_flops: float | None = None,
-    ):
+    def __init__(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None):
         """
         Args:
             row_flops: tokens of a row → FLOPs of its part of a step.
@@ -61,11 +46,7 @@ class StepClock:
         self._elsewhere += time.monotonic() - begin
 
     def step_done(self, rows: int, tokens: int) -> None:
-        """Counts a step, over all devices and processes. The first one has to be over on the devices.
-
-        Args:
-            rows: rows of the global batch.  tokens: its tokens, padding included.
-        """
+        """Counts a step of a global batch, its tokens with padding. The first one has to be over on the devices."""
         if self.first_step_seconds is None:
             self.first_step_seconds = time.monotonic() - self._fetched
             self._begin_interval()
@@ -76,13 +57,12 @@ class StepClock:
             self._flops += rows * self._row_flops(tokens // rows)
 
     def rates(self) -> dict[str, float]:
-        """The figures since the last call, which begins a new interval; call it when the step's values were read.
+        """The figures since the last call, from the second step on; call it when the step's values were read.
 
         Returns:
             "rows_per_second" and "tokens_per_second" over the working time; "data_wait", the share of it that the loop
-            waited for batches (an upper bound of the devices' own wait: they may have been busy with earlier steps);
-            "mfu" where the devices' peak is known: the FLOPs of the step's matrix products against it. None of these
-            before the second step of a start.
+            waited for batches (the devices may have been busy with earlier steps); "mfu" where the devices' peak is
+            known: the FLOPs of the step's matrix products against it.
         """
         working = time.monotonic() - self._begin - self._elsewhere
         rates = {}

@@ -43,10 +43,10 @@ class StepFolders:
     """The steps under one folder. Of several processes only process 0 calls what changes files."""
 
     def __init__(self, folder: epath.Path, report: Callable[[str], None]):
-        self.folder, self._report = folder, report
+        self.root, self._report = folder, report
 
     def path(self, step: int) -> epath.Path:
-        return self.folder / str(step)
+        return self.root / str(step)
 
     def finished(self) -> list[int]:
         """The steps with a manifest, oldest first; whether they still match it is damage()'s to say."""
@@ -60,14 +60,14 @@ class StepFolders:
 
     def begin(self, step: int) -> None:
         """Before anything of a step is written."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         self._marker(step).write_bytes(b"")
 
     def finish(self, step: int) -> None:
         """After the last file of a step: hash them all. From here on it counts."""
         manifest.write(self.path(step), step)
         self._marker(step).unlink()
-        first = self.folder.parent / FIRST
+        first = self.root.parent / FIRST
         try:
             if not first.exists():
                 write_json(first, {"step": step})
@@ -89,10 +89,7 @@ class StepFolders:
             self._report(f"warning: {self.path(step)} could not be removed ({first_line(error)})")
 
     def retain(self, keep: int) -> None:
-        """Remove what is neither among the newest `keep` nor the best.
-
-        Called after finish(), so that the newest finished step has just been written and read back.
-        """
+        """Remove what is neither among the newest `keep` nor the best; called after finish()."""
         steps, best = self.finished(), self.best()
         stay = set(steps[-keep:]) | {best.step if best else None}
         for step in steps:
@@ -102,7 +99,7 @@ class StepFolders:
     def _clear_marks(self, step: int) -> None:
         for name in self._names():
             if name.startswith(f"{step}{TEMPORARY}"):
-                (self.folder / name).rmtree()
+                (self.root / name).rmtree()
         self._marker(step).unlink(missing_ok=True)
 
     # ---------------------------------------------------------------- a start
@@ -110,7 +107,7 @@ class StepFolders:
     def choose(self) -> int | None:
         """The newest intact step, None without any. Clears away what was cut off and sets damaged newer steps aside.
 
-        A DataError when there are steps and none is intact, and when there were steps and all are gone.
+        Raises DataError: there are steps and none is intact, or there were steps and all are gone.
         """
         self._clear_cut_off()
         damaged = {}
@@ -127,16 +124,16 @@ class StepFolders:
         # They stay where they are: with an empty folder the next start would take this for a new run.
         newest = max(damaged)
         raise DataError(
-            f"none of the checkpoints in {self.folder} is intact ({len(damaged)} damaged).\n"
+            f"none of the checkpoints in {self.root} is intact ({len(damaged)} damaged).\n"
             f"The newest, step {newest}: {damaged[newest]}\n"
             "Put one back from a copy and start again, or train from the start in another --workdir."
         )
 
     def _refuse_loss(self) -> None:
-        evidence = [name for name in EVIDENCE if (self.folder.parent / name).exists()]
+        evidence = [name for name in EVIDENCE if (self.root.parent / name).exists()]
         if evidence:
             raise DataError(
-                f"{self.folder} holds no checkpoint, but {evidence[0]} beside it shows that one was saved.\n"
+                f"{self.root} holds no checkpoint, but {evidence[0]} beside it shows that one was saved.\n"
                 "Put the checkpoints back and start again, or train from the start in another --workdir."
             )
 
@@ -152,7 +149,7 @@ class StepFolders:
                 self._report(f"the checkpoint of step {step} was cut off while it was written or removed: cleared away")
 
     def _set_aside(self, step: int, reason: str) -> None:
-        target, number = self.folder / CORRUPT / str(step), 1
+        target, number = self.root / CORRUPT / str(step), 1
         while target.exists():
             number += 1
             target = target.with_name(f"{step}-{number}")
@@ -169,9 +166,9 @@ class StepFolders:
 
     def mark(self, mark: Mark) -> None:
         """Note the τ of a step that is finished or will be."""
-        marks = {one.step: one for one in (*self._marks(), mark)}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / TAU, {step: {"tau": one.tau, WITH: one.measured_with} for step, one in marks.items()})
+        marks = [*self._marks(), mark]
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_json(self.root / TAU, {step: {"tau": tau, WITH: measured_with} for step, tau, measured_with in marks})
 
     def best(self) -> Mark | None:
         """The finished step with the highest τ, of equal ones the later; among those measured like the newest."""
@@ -182,12 +179,12 @@ class StepFolders:
 
     def _marks(self) -> list[Mark]:
         try:
-            stored = parse_json((self.folder / TAU).read_bytes())
-            return [Mark(int(step), float(one["tau"]), str(one[WITH])) for step, one in stored.items()]
+            stored = parse_json((self.root / TAU).read_bytes())
+            return [Mark(int(step), float(entry["tau"]), str(entry[WITH])) for step, entry in stored.items()]
         except FileNotFoundError:
             return []
         except (ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
-            self._report(f"warning: {self.folder / TAU} is unreadable ({first_line(error)}): the best step is unknown")
+            self._report(f"warning: {self.root / TAU} is unreadable ({first_line(error)}): the best step is unknown")
             return []
 
     # ---------------------------------------------------------------- names
@@ -196,7 +193,7 @@ class StepFolders:
         return sorted(int(name) for name in self._names() if name.isdecimal())
 
     def _names(self) -> list[str]:
-        return [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
+        return [path.name for path in self.root.iterdir()] if self.root.exists() else []
 
     def _marker(self, step: int) -> epath.Path:
-        return self.folder / f"{UNFINISHED}{step}"
+        return self.root / f"{UNFINISHED}{step}"

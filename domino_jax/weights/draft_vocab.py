@@ -35,8 +35,7 @@ def order_bytes(order: np.ndarray) -> bytes:
 def read_order(folder: Path, vocab: int) -> np.ndarray | None:
     """The order that is stored with a drafter, int32; None without the file.
 
-    Raises:
-        DataError: a file that is damaged, or of another vocabulary.
+    Raises DataError: a file that is damaged, or of another vocabulary.
     """
     path = folder / TOKEN_ORDER
     if not path.exists():
@@ -76,16 +75,10 @@ def choose_tokens(
 def with_draft_vocab(
     config: AnyConfig, params: Params, target: Qwen3Config, target_params: Params, tokens: np.ndarray, place: Sharding
 ) -> tuple[AnyConfig, Params]:
-    """The drafter that drafts among `tokens` int32 [N], with copies of their columns of the two matrices.
-
-    Args:
-        place: where parameters go.
-    """
-    if target.tie_word_embeddings:
-        lm_head = _columns(target_params["embed_tokens"]["embedding"].T, tokens, ("lm_head", "kernel"), place)
-    else:
-        lm_head = _columns(target_params["lm_head"]["kernel"], tokens, ("lm_head", "kernel"), place)
-    params = {**params, "lm_head": {"kernel": lm_head}}
+    """The drafter that drafts among `tokens` int32 [N], with copies of their columns of the two matrices."""
+    tied = target.tie_word_embeddings
+    matrix = target_params["embed_tokens"]["embedding"].T if tied else target_params["lm_head"]["kernel"]
+    params = {**params, "lm_head": {"kernel": _columns(matrix, tokens, ("lm_head", "kernel"), place)}}
     if config.has_head:
         up = _columns(params["head"]["up"]["kernel"], tokens, ("head", "up", "kernel"), place)
         params["head"] = {**params["head"], "up": {"kernel": up}}

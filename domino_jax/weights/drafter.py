@@ -36,11 +36,7 @@ def drafter_table(config: AnyConfig) -> list[Entry]:
 
 
 def load_drafter(
-    path: str | Path,
-    target: Qwen3Config,
-    dtype: Any,
-    sharding: Sharding = None,
-    target_path: str | Path | None = None,
+    path: str | Path, target: Qwen3Config, dtype: Any, sharding: Sharding = None, target_path: str | Path | None = None
 ) -> tuple[AnyConfig, Params]:
     """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`.
 
@@ -76,12 +72,9 @@ def save_drafter(
     format: str = formats.SERVING,
     verifier: str | None = None,
 ) -> None:
-    """Writes a drafter as a public folder, for servers, for SpecForge's training, or `load_drafter`.
+    """Writes a drafter, whose arrays this process can read, as a public folder.
 
-    Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
-
-    Args:
-        format, verifier: as for formats.public_config.
+    format, verifier: as for formats.public_config.
     """
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     tensors = file_tensors(drafter_table(config), params, dtype) | config.extra_tensors()
@@ -97,6 +90,5 @@ def stored_head(path: str | Path) -> str:
     with hf.naming(folder):
         raw = speculators.flattened(raw) if speculators.is_speculators(raw) else raw
         head = config_class(raw, hf.open_tensors(folder)).head
-        if head == MarkovConfig.head and read_key(raw, section(raw, "dflash_config"), "markov_rank") == 0:
-            return DrafterConfig.head  # of rank 0 it has none
-        return head
+        headless = head == MarkovConfig.head and read_key(raw, section(raw, "dflash_config"), "markov_rank") == 0
+        return DrafterConfig.head if headless else head

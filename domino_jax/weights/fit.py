@@ -15,18 +15,12 @@ _PER_LAYER = ("layer_types", "sliding_window", "is_causal")
 
 def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
     """Raises DataError unless the drafter was made for a target of these shapes."""
-    pairs = {
-        "hidden_size": (config.hidden_size, target.hidden_size),
-        "vocab_size": (config.vocab_size, target.vocab_size),
-    }
+    pairs = {name: (getattr(config, name), getattr(target, name)) for name in ("hidden_size", "vocab_size")}
     if config.has_backbone:
         pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
-            raise DataError(
-                f"the drafter was made for {name} {ours}, but the target has {theirs};"
-                " name the target it was trained with."
-            )
+            raise DataError(f"the drafter was made for {name} {ours}, but the target has {theirs}; name its target.")
     last = target.num_hidden_layers - 1
     beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
     if beyond:
@@ -38,8 +32,6 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
 
 def refuse_other_drafter(config: AnyConfig, stored: AnyConfig, path: str | Path) -> None:
     """Raises DataError unless the stored drafter's weights are those of a drafter with `config`."""
-    if stored.head != config.head:
-        raise differs("drafter", path, "head", stored.head, config.head)
     _compare("drafter", path, _fields(stored), _fields(config))
 
 
@@ -47,33 +39,27 @@ def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | 
     """Raises DataError unless the stored drafter's backbone is that of `config`; heads may differ."""
     if not stored.has_backbone:
         raise DataError(f"{path} holds a drafter of {stored.head}, which has no backbone; name a block drafter.")
-    _compare("backbone", path, backbone_fields(stored), backbone_fields(config))
+    _compare("backbone", path, _backbone(stored), _backbone(config))
 
 
 def _compare(part: str, path: str | Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     for name, value in ours.items():
         if theirs[name] != value:
-            raise differs(part, path, name, theirs[name], value)
-
-
-def differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> DataError:
-    """The error for a part of the drafter at `path` that the recipe's drafter cannot take."""
-    return DataError(
-        f"the {part} of {path} has {name} {theirs}, and the recipe's drafter has {ours}.\n"
-        "Give the recipe the values of that drafter (its config.json), or name another one."
-    )
+            raise DataError(
+                f"the {part} of {path} has {name} {theirs[name]}, and the recipe's drafter has {value}.\n"
+                "Give the recipe the values of that drafter (its config.json), or name another one."
+            )
 
 
 def _fields(config: AnyConfig) -> dict[str, Any]:
-    """The fields of a drafter's config. For a block drafter, the fields about layers are resolved layer by layer."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fields = {"head": config.head} | {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if not config.has_backbone:
         return fields
-    return {name: value for name, value in fields.items() if name not in _PER_LAYER} | backbone_fields(config)
+    return {name: value for name, value in fields.items() if name not in _PER_LAYER} | _backbone(config)
 
 
-def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
-    """What two drafters with exchangeable backbones have in common."""
+def _backbone(config: DrafterConfig) -> dict[str, Any]:
+    """What two drafters with exchangeable backbones have in common; the fields about layers layer by layer."""
     names = [field.name for field in dataclasses.fields(DrafterConfig)]
     layers = range(config.num_hidden_layers)
     return {name: getattr(config, name) for name in names if name not in (*_PER_LAYER, "draft_token_bytes")} | {

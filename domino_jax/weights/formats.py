@@ -23,8 +23,7 @@ _CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")
 def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None = None) -> dict[str, Any]:
     """The config.json of an exported folder.
 
-    Args:
-        format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
+    format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
     """
     raw = config.to_dict()
     if format == SPECULATORS:
@@ -46,8 +45,7 @@ def speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) 
     """The keys with which `vllm serve FOLDER` finds the target and the number of drafts by itself, and with which
     speculators opens the folder. Readers of flat files read theirs beside them.
 
-    Args:
-        raw: the flat config.json.
+    raw: the flat config.json.
     """
     proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_drafts}
     return {

@@ -40,8 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_folder(path: str | Path) -> Path:
-    """A local folder, or the local copy of a hub model given as "owner/name" or "owner/name@revision", or of a folder
-    in a bucket (gs://).
+    """A local folder, or the local copy of a hub model (owner/name, owner/name@revision) or of a folder in a bucket.
 
     Paths that start with / . ~ or exist here are always local. With HF_HUB_OFFLINE=1 only the cache is used.
     """
@@ -51,9 +50,8 @@ def resolve_folder(path: str | Path) -> Path:
     local = Path(os.path.expanduser(path))
     if path.startswith(("/", ".", "~")) or (path and local.exists()):
         if not local.is_dir():
-            raise DominoError(
-                f"{path} {'is a file, not a folder' if local.exists() else 'does not exist'}; name a folder."
-            )
+            problem = "is a file, not a folder" if local.exists() else "does not exist"
+            raise DominoError(f"{path} {problem}; name a folder.")
         return local
     # Imported here: it costs a fifth of a second, and a local folder never needs it.
     import huggingface_hub
@@ -84,8 +82,7 @@ def drafter_folder(path: str | Path) -> Path:
 def inside(folder: Path, name: str) -> Path:
     """The path of a plain file name in `folder`; DataError when it, or what it links to, is outside.
 
-    A hub cache keeps `<repository>/snapshots/<revision>/` full of links into `<repository>/blobs/`. A folder whose
-    parent is called "snapshots" may therefore link into the "blobs" beside that parent, and nowhere else.
+    A folder whose parent is called "snapshots" may link into the "blobs" beside that parent, as in a hub's cache.
     """
     if not isinstance(name, str) or not name or set(name) & set("/\\\0") or name in (".", ".."):
         raise DataError(f"{folder}: {quote(name)} is not a plain file name; nothing outside the folder is opened.")
@@ -105,11 +102,9 @@ def inside(folder: Path, name: str) -> Path:
 def read_json(
     folder: Path, name: str, required: bool = True, kind: str = "a complete Hugging Face folder"
 ) -> dict[str, Any]:
-    """A JSON object of the folder; {} when an optional file is absent.
+    """A JSON object of the folder, local or in a bucket; {} when an optional file is absent.
 
-    Args:
-        folder: a pathlib.Path, or the etils.epath.Path of remote.open_path.
-        kind: what a folder without a required file is not.
+    kind: what a folder without a required file is not.
     """
     path = folder / name if is_remote(folder) else inside(folder, name)
     if not path.is_file():
@@ -143,11 +138,10 @@ def naming(folder: Path, name: str = "config.json") -> Iterator[None]:
 
 
 def stop_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:
-    """The token ids that end an answer, ascending.
+    """The token ids that end an answer, ascending, for prompts of every form.
 
     They are eos_token_id (an int or a list) of generation_config.json and of config.json, and the token with which the
-    tokenizer's chat template closes an assistant's turn. All prompts have the same ids: a text or token ids may be a
-    chat that was rendered elsewhere.
+    tokenizer's chat template closes an assistant's turn.
     """
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
@@ -180,10 +174,7 @@ def load_tokenizer(folder: Path) -> Any:
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
     beside = read_json(folder, "tokenizer_config.json", required=False).get("chat_template")
-    if isinstance(tokenizer.chat_template, dict):
-        names = list_names(list(tokenizer.chat_template))
-        warn_once(log, f"{folder} has the chat templates {names}: default is read, with tools tool_use.")
-    elif beside and beside != tokenizer.chat_template:
+    if beside and beside != tokenizer.chat_template and (folder / "chat_template.jinja").exists():
         warn_once(log, f"{folder} has two chat templates: chat_template.jinja is read, tokenizer_config.json's is not.")
     return tokenizer
 
@@ -199,9 +190,7 @@ class Tensors(dict[str, Stored]):
         """A copy of the tensor, or of the slice `index` of it; NaN and infinities raise DataError."""
         array = self[name].read(index)
         if not is_finite(array):
-            raise DataError(
-                f"{self.folder}: tensor {quote(name)} holds NaN or an infinity; the checkpoint is unusable."
-            )
+            raise DataError(f"{self.folder}: tensor {quote(name)} holds NaN or an infinity; the folder is unusable.")
         return array
 
 
@@ -235,7 +224,7 @@ def open_tensors(folder: Path) -> Tensors:
 
 def _with_others_reported(tensors: Tensors) -> Tensors:
     """Warns of files of weights in the folder that are not read, such as an adapter or an earlier save."""
-    folder, read = tensors.folder, {one.path.name for one in tensors.values()}
+    folder, read = tensors.folder, {stored.path.name for stored in tensors.values()}
     others = {path.name for pattern in ("*.safetensors", "adapter_config.json") for path in folder.glob(pattern)} - read
     if others:
         warn_once(
@@ -251,12 +240,9 @@ def _read_shards(folder: Path) -> dict[str, Stored]:
     weight_map = read_json(folder, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DataError(f"{folder}/{INDEX} has no weight_map object.")
-    # All names are checked before the first file is opened.
-    for tensor, shard in weight_map.items():
+    for tensor, shard in weight_map.items():  # before the first file is opened
         if not isinstance(shard, str) or not shard.endswith(".safetensors"):
-            raise DataError(
-                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is not a .safetensors file."
-            )
+            raise DataError(f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, no .safetensors file.")
     paths = {shard: inside(folder, shard) for shard in sorted(set(weight_map.values()))}
     missing = [shard for shard, path in paths.items() if not path.is_file()]
     if missing:
@@ -294,8 +280,7 @@ def write_folder(folder: str | Path, tensors: Mapping[str, np.ndarray], config: 
 def whole_folder(folder: str | Path, replaced: re.Pattern) -> Iterator[Path]:
     """A fresh folder to fill; when the block ends well it takes the place of `folder`, which is never seen half full.
 
-    Args:
-        replaced: names of the entries of `folder` that are lost with it; all others are copied into the fresh one.
+    replaced: names of the entries of `folder` that are lost with it; all others are copied into the fresh one.
     """
     folder = Path(os.path.expanduser(folder)).resolve()
     previous = folder.with_name(f".{folder.name}.previous.tmp")

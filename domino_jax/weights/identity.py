@@ -1,10 +1,7 @@
 """What makes two folders the same model: tensors and config, for a target also tokenizer, chat template and stop ids.
 
-Names, paths and the division into files do not count.
-
-Everything that is continued or shown again stores an identity and compares it. Reading 16 GB takes a while, so the
-digests of a file's tensors are kept in the cache folder with its size and times, and the file is read again only after
-a change.
+Names, paths and the division into files do not count. Reading 16 GB takes a while, so the digests of a file's tensors
+are kept in the cache folder with its size and times, and the file is read again only after a change.
 """
 
 import concurrent.futures
@@ -12,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf
-from domino_jax.weights.safetensors_file import read_header
+from domino_jax.weights.safetensors_file import Stored, read_header
 from domino_jax.weights.target import read_target_config
 
 DIGITS = 16  # of a SHA-256, as messages and reports show it
@@ -74,21 +71,20 @@ def _digest_folder(folder: Path, config: str) -> str:
     tensors = hf.open_tensors(folder) if any(folder.glob("*.safetensors")) else {}
     order = hf.inside(folder, hf.TOKEN_ORDER)
     stored = [*tensors.values(), *(read_header(order).values() if order.is_file() else ())]
-    digests = _digest_files({one.path for one in stored})
-    parts = sorted([one.name, one.dtype, one.shape, digests[one.path][one.name]] for one in stored)
+    digests = _digest_tensors(stored)
+    parts = sorted([tensor.name, tensor.dtype, tensor.shape, digests[tensor.path][tensor.name]] for tensor in stored)
     return hashlib.sha256(json.dumps([config, parts]).encode()).hexdigest()[:DIGITS]
 
 
-def _digest_files(paths: Collection[Path]) -> dict[Path, dict[str, str]]:
-    """By file and name, the digests of the tensors of files whose headers were checked before (read_header)."""
-    digests = {path: _read_record(path) for path in paths}
-    states = {path: _state(path) for path in paths if not digests[path]}
-    digests |= {path: {} for path in states}
-    work = [(path, *entry) for path in states for entry in _places(path)]
+def _digest_tensors(stored: Sequence[Stored]) -> dict[Path, dict[str, str]]:
+    """By file and name, the digests of tensors."""
+    digests = {path: _read_record(path) for path in {tensor.path for tensor in stored}}
+    work = [tensor for tensor in stored if tensor.name not in digests[tensor.path]]
+    states = {path: _state(path) for path in {tensor.path for tensor in work}}
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as threads:
         with Progress("reading weights for the identity of the model", len(work), after=PATIENCE) as progress:
-            for (path, name, *_), digest in zip(work, threads.map(lambda one: _digest_bytes(*one), work), strict=True):
-                digests[path][name] = digest
+            for tensor, digest in zip(work, threads.map(_digest_bytes, work), strict=True):
+                digests[tensor.path][tensor.name] = digest
                 progress.advance(1)
     for path, state in states.items():
         if state == _state(path) and time.time_ns() - state[1] > YOUNG:
@@ -98,22 +94,13 @@ def _digest_files(paths: Collection[Path]) -> dict[Path, dict[str, str]]:
     return digests
 
 
-def _places(path: Path) -> list[tuple[str, int, int]]:
-    """Name, first byte and size of every tensor in a file."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return [(name, 8 + size + start, end - start) for name, (start, end) in spans.items()]
-
-
-def _digest_bytes(path: Path, name: str, start: int, size: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while size and (piece := file.read(min(PIECE, size))):
+def _digest_bytes(tensor: Stored) -> str:
+    digest, left = hashlib.sha256(), tensor.size
+    with tensor.path.open("rb", buffering=0) as file:
+        file.seek(tensor.start)
+        while left and (piece := file.read(min(PIECE, left))):
             digest.update(piece)
-            size -= len(piece)
+            left -= len(piece)
     return digest.hexdigest()
 
 

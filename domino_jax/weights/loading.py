@@ -76,8 +76,7 @@ def keep_compiled(folder: pathlib.Path | None = None) -> None:
     """Keeps compiled programs in `folder`, so that the next run and the final decoding find what was compiled before.
 
     Without a folder they are kept in the user's cache, apart for each machine, because a program for one CPU may not
-    run on another; where nobody can write there, they are not kept. A cache that the environment names already
-    (JAX_COMPILATION_CACHE_DIR) stays in use.
+    run on another. A cache that the environment names (JAX_COMPILATION_CACHE_DIR) stays in use.
     """
     if jax.config.jax_compilation_cache_dir:
         return
@@ -91,17 +90,13 @@ def keep_compiled(folder: pathlib.Path | None = None) -> None:
 
 
 def load_models(
-    loaded: LoadedTarget,
-    drafter_path: str | None,
-    sharding: Sharding = None,
-    drafting: DraftSettings | None = None,
+    loaded: LoadedTarget, drafter_path: str | None, sharding: Sharding = None, drafting: DraftSettings | None = None
 ) -> Pair:
     """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        drafting: the tokens that are drafted (draft_vocab), what is read of the text (draft_window), and draft_weights;
-            None: all, as they are.
+        drafting: for draft_vocab, draft_window and draft_weights; None: the drafter as it is.
     """
     if not drafter_path:
         return Pair(loaded.model, loaded.params)
@@ -115,8 +110,7 @@ def load_models(
 def as_drafted(
     config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
 ) -> tuple[AnyConfig, dict]:
-    """A drafter restricted to draft_vocab tokens and to draft_window rows of the text, with the weights of
-    draft_weights; path: of its folder."""
+    """The drafter of a folder `path` with the draft_vocab, draft_window and draft_weights of `drafting`."""
     config = with_window(config, drafting)
     if drafting.draft_vocab:
         tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)

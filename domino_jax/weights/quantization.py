@@ -79,12 +79,7 @@ QUANTIZE = {
     "fp8_layers": Scheme(FP8),
 }
 # What the config.json of Qwen/Qwen3-8B-FP8 and its sisters holds.
-PUBLIC_FP8 = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [TILE, TILE],
-}
+PUBLIC_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [TILE, TILE]}
 FORMATS = {
     "float-quantized": ("float", Scheme(FP8)),
     "int-quantized": ("int", Scheme(INT8)),
@@ -113,8 +108,7 @@ def unpacked(words: np.ndarray, inputs: int) -> np.ndarray:
 def read_scheme(raw: Mapping[str, Any], quantize: str | None = None) -> Scheme | None:
     """The scheme of a parsed config.json, or of target.quantize; None of a target that is floating.
 
-    Raises:
-        DataError: a scheme that is not supported, or both.
+    Raises DataError: a scheme that is not supported, or both.
     """
     section = _object(raw, SECTION)
     if not section:
@@ -204,11 +198,12 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
 
 def _patterns(section: Mapping[str, Any], key: str) -> tuple[str, ...]:
     patterns = section.get(key) or []
-    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise DataError(f"config.json has {SECTION}.{key} {quote(patterns)}; expected a list of module names.")
-    try:
-        for each in patterns:
-            re.compile(each.removeprefix("re:"))
-    except re.error as error:
-        raise DataError(f"config.json has {SECTION}.{key} with {quote(each)}, which is no pattern: {error}.") from None
+    for pattern in patterns:
+        try:
+            re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            problem = f"with {quote(pattern)}, which is no pattern: {error}."
+            raise DataError(f"config.json has {SECTION}.{key} {problem}") from None
     return tuple(patterns)

@@ -6,6 +6,7 @@ the time of a pass does not depend on what the weights are.
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,26 +58,26 @@ def random_drafter(
 def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
     """Normal matrices at the scale of an untrained model, ones for vectors, each drawn on its own device.
 
-    Args:
-        shapes: a parameter tree whose leaves have a .shape, and a .dtype where matrices are in eight bits.
+    shapes: a parameter tree whose leaves have a .shape, and a .dtype where matrices are in eight bits.
     """
-    # One program for all leaves of a shape: a tree of layers repeats a dozen shapes.
-    programs = {}
+
+    @functools.cache  # one program for all leaves of a shape: a tree of layers repeats a dozen shapes
+    def program(*choices: Any, place: Any) -> Callable[[jax.Array], jax.Array]:
+        return jax.jit(functools.partial(_draw, *choices), out_shardings=place)
 
     def draw(number: int, path: tuple, leaf: Any) -> jax.Array:
         names, shape = [part.key if isinstance(part, jax.tree_util.DictKey) else None for part in path], leaf.shape
         kind = names[-1] if names[-1] in ("q", "scale") and len(shape) > 1 else "floating"
-        made = np.dtype(dtype) if kind == "floating" else leaf.dtype
+        leaf_dtype = np.dtype(dtype) if kind == "floating" else leaf.dtype
         place = sharding(names, shape) if sharding else None
-        if (shape, place, kind) not in programs:
-            programs[shape, place, kind] = jax.jit(functools.partial(_drawn, shape, made, kind), out_shardings=place)
-        return programs[shape, place, kind](jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number))
+        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
+        return program(shape, leaf_dtype, kind, place=place)(key)
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     return jax.tree.unflatten(tree, [draw(number, path, leaf) for number, (path, leaf) in enumerate(leaves)])
 
 
-def _drawn(shape: tuple[int, ...], dtype: np.dtype, kind: str, key: jax.Array) -> jax.Array:
+def _draw(shape: tuple[int, ...], dtype: np.dtype, kind: str, key: jax.Array) -> jax.Array:
     if kind == "scale":
         return jnp.full(shape, INIT_STD / QUANTIZED_STD, dtype)
     std = QUANTIZED_STD if kind == "q" else INIT_STD

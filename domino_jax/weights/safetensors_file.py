@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,27 +20,25 @@ _PIECE = 1 << 20
 
 
 class Stored(NamedTuple):
-    """A tensor in a file; dtype is the type's name there: F32, BF16, I64, …"""
+    """A tensor in a file.
+
+    dtype: the type's name there: F32, BF16, I64, …  start, size: its bytes in the file.
+    """
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
+    start: int
+    size: int
 
     def read(self, index: tuple[slice, ...] = ()) -> np.ndarray:
         """A copy of the tensor, or of the part that `index` (one slice per leading axis) selects; no more is read."""
         with _refusals(self.path):
-            if self.dtype == "F8_E4M3":
-                return np.array(self._mapped(jnp.float8_e4m3fn)[index])
+            if self.dtype == "F8_E4M3":  # safetensors 0.8 cannot give numpy this type
+                return np.array(np.memmap(self.path, jnp.float8_e4m3fn, "r", self.start, self.shape)[index])
             with safetensors.safe_open(self.path, "numpy") as file:
                 return file.get_slice(self.name)[index] if index else file.get_tensor(self.name)
-
-    def _mapped(self, dtype: Any) -> np.ndarray:
-        """The tensor in the file itself: safetensors 0.8 cannot give numpy this type."""
-        with self.path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            start = 8 + size + json.loads(file.read(size))[self.name]["data_offsets"][0]
-        return np.memmap(self.path, dtype, "r", start, self.shape)
 
 
 @contextmanager
@@ -56,12 +54,18 @@ def _refusals(path: Path) -> Iterator[None]:
 
 def read_header(path: Path) -> dict[str, Stored]:
     """One file's tensors by name; DataError where sizes, offsets and types contradict each other."""
-    with _refusals(path):
-        with path.open("rb") as file:
-            refuse_other_kind(str(path), file.read(HEAD_BYTES))
-        with safetensors.safe_open(path, "numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            return {name: Stored(path, name, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    with _refusals(path), path.open("rb") as file:
+        refuse_other_kind(str(path), file.read(HEAD_BYTES))
+        with safetensors.safe_open(path, "numpy"):  # refuses what contradicts itself
+            file.seek(0)
+            first = 8 + int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(first - 8))
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            tensors[name] = Stored(path, name, entry["dtype"], tuple(entry["shape"]), first + start, end - start)
+    return tensors
 
 
 def is_finite(array: np.ndarray) -> bool:

@@ -30,27 +30,11 @@ UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
 
 # What a key that transformer_layer_config leaves out means: the defaults of transformers' configs, by model_type. In
 # Llama two keys follow from others.
+_COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
+_QWEN3 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "head_dim": 128}
 _DEFAULTS = {
-    "qwen3": {
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 22_016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32_768,
-    },
-    "llama": {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-    },
+    "qwen3": _COMMON | _QWEN3 | {"max_position_embeddings": 32_768},
+    "llama": _COMMON | {"vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048},
 }
 _DEFAULT_THETA = 10_000.0
 _BLOCK_DRAFTERS = {config.speculators.name: config for config in CONFIGS.values() if config.has_backbone}
@@ -68,18 +52,14 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
 
     Args:
         target_layers: layers of the target, which the layout does not store; only the kind is known without them.
-    Raises:
-        DataError: an algorithm of no known kind, or a key that is missing.
+    Raises DataError: an algorithm of no known kind, or a key that is missing.
     """
     algorithm = raw.get("speculators_model_type")
     if algorithm == "eagle3":
         return _flattened_eagle3(raw)
     if not isinstance(algorithm, str) or algorithm not in _BLOCK_DRAFTERS:
         names = ", ".join(map(repr, (*_BLOCK_DRAFTERS, "eagle3")))
-        raise DataError(
-            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; supported are"
-            f" {names}."
-        )
+        raise DataError(f"this drafter has speculators_model_type {quote(algorithm)}; supported are {names}.")
     drafter = _BLOCK_DRAFTERS[algorithm]
     of_head = (field.speculators or field.name for field in fields_of(drafter, DrafterConfig))
     needed = (*drafter.speculators.needed, *of_head)
@@ -152,8 +132,7 @@ def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Ma
 
     Compared in bfloat16: one of the two files may be in float32.
 
-    Args:
-        copies: {the copy's name: the target's}.
+    copies: {the copy's name: the target's}.
     """
     stored = {name: original for name, original in copies.items() if name in tensors}
     if not stored:

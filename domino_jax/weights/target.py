@@ -123,9 +123,8 @@ def _match(
     wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):
         counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
-        hint = ""
-        if LM_HEAD in wrong["missing"] and EMBEDDING in expected:
-            hint = " Its tie_word_embeddings is false, so it needs an lm_head."
+        untied = LM_HEAD in wrong["missing"] and EMBEDDING in expected
+        hint = " Its tie_word_embeddings is false, so it needs an lm_head." if untied else ""
         lines = [f"{tensors.folder}: the tensors are not those that config.json describes ({counts}).{hint}"]
         lines += [f"{kind}: {hf.list_names(names)}" for kind, names in wrong.items() if names]
         raise DataError("\n".join(lines))
@@ -199,7 +198,7 @@ def read_target_config(path: str | Path) -> Qwen3Config:
 
 
 def read_target_scheme(path: str | Path, quantize: str | None = None) -> Scheme | None:
-    """What of a local folder's or hub id's target is in eight bits, by the folder or by target.quantize."""
+    """What of a target is in eight bits, by its folder or by target.quantize; paths as above."""
     folder = hf.resolve_folder(path)
     with hf.naming(folder):
         return read_scheme(hf.read_config(folder), quantize)

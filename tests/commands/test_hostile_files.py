@@ -21,7 +21,7 @@ READERS = {
     "manifest.json": lambda file: manifest.damage(epath.Path(file.parent), 1),
     "progress.jsonl": lambda file: RunFiles(file.parent, {}).__exit__(),
     "answers.jsonl": lambda file: find_rows([file]),
-    "out.jsonl.meta.json": lambda file: AnswerFiles(file.with_name("out.jsonl"), ["a"], {"x": 1}).check_settings(),
+    "out.jsonl.meta.json": lambda file: AnswerFiles(file.with_name("out.jsonl"), ["a"], {"x": 1}).check_origin(),
 }
 CONTENTS = {
     "nothing": b"",

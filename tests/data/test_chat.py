@@ -85,11 +85,8 @@ def test_token_rows_need_no_tokenizer():
     ("row", "message"),
     [
         ({"token_ids": [1, 2], "loss_mask": [1]}, "token_ids has 2 entries, loss_mask has 1"),
-        ({"token_ids": [1, 2]}, "loss_mask has no"),
         ({"token_ids": [1, 2], "loss_mask": [1, 2]}, "a 0 or 1 for each"),
-        ({"messages": [{"role": "user", "content": 3}]}, "message 0 of messages"),
         ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>' in its content"),
-        ({"messages": turns("a\ud800", "b")}, "holds half of a surrogate pair"),
     ],
 )
 def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
@@ -108,7 +105,6 @@ def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
         ),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "no special token"),
         ("{{ raise_exception('only tools') }}", "refuses the messages"),
-        ("{% if %}", "refuses the messages"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses the messages"),
         ("{{ cycler.__init__.__globals__.os.popen('true').read() }}", "refuses the messages"),
     ],
@@ -116,13 +112,6 @@ def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
 def test_a_template_that_cannot_be_followed_is_refused(template, message):
     with pytest.raises(DataError, match=message):
         encode_training_row(make_tokenizer(template), {"messages": turns("a", "b", "c", "d")}, thinking=False)
-
-
-def test_text_without_a_tokenizer_is_refused():
-    with pytest.raises(DataError, match="holds no tokenizer"):
-        encode_prompt(None, {"prompt": "a"}, thinking=False)
-    with pytest.raises(DataError, match="holds no tokenizer"):
-        encode_training_row(None, {"messages": turns("a", "b")}, thinking=False)
 
 
 def test_an_answer_that_the_template_rewrites_as_history_is_context(tokenizer):
@@ -148,6 +137,28 @@ def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_
     messages = [*turns("q"), call, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "Seven."}]
     row = encode_training_row(open_calls, {"messages": messages}, thinking=False)
     assert marked(open_calls, row) == "user:q<|im_end|>assistant:f()tool:7<|im_end|>assistant:[Seven.<|im_end|>]"
+
+
+def test_what_a_template_never_reads_is_named_once(caplog):
+    never = make_tokenizer(TEMPLATE.replace("enable_thinking", "thinks") + "{# tools #}{{ '' if mood else '' }}")
+    row = {"messages": turns("Hi"), "tools": [{"name": "add"}], "chat_template_kwargs": {"mood": 1, "tone": 2}}
+    for _ in range(3):
+        encode_prompt(never, row, thinking=False)
+    encode_prompt(never, {"messages": turns("Hi")}, thinking=True)
+    named = [record.getMessage() for record in caplog.records]
+    assert len(named) == 3 and "'tone'" in named[0] and "'tools'" in named[1] and "decode.thinking" in named[2]
+
+
+def test_a_call_that_the_template_does_not_write_is_refused():
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": ""}}],
+    }
+    row = {"messages": [*turns("Hi"), call]}
+    assert encode_training_row(make_tokenizer(), row, thinking=False).loss_mask.any()
+    with pytest.raises(DataError, match="tool_calls, which the chat template does not write"):
+        encode_training_row(make_tokenizer(TEMPLATE.replace("tool_calls", "calls")), row, thinking=False)
 
 
 def test_todays_date_is_written_for_the_server_alone_and_a_fixed_one_into_rows_and_prompts(caplog):

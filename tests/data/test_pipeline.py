@@ -1,6 +1,5 @@
 """pipeline.py: fixed shapes, each usable row once an epoch, and each process' part of the global batches."""
 
-import collections
 import json
 
 import numpy as np
@@ -66,53 +65,16 @@ def test_rows_have_token_counts_and_lines(tmp_path):
     assert (row_id, second.token_ids.tolist(), second.loss_mask.tolist()) == (1, [100, 101, 102, 103], [0, 1, 1, 1])
 
 
-def test_row_ids_count_over_all_files(tmp_path):
-    write_rows(tmp_path, [row(0, 3), row(0, 3, [0, 0, 0]), row(100, 3)], "a.jsonl")
-    second = write_rows(tmp_path, [row(200, 3)], "b.jsonl")
-    rows = batches_of(tmp_path / "?.jsonl").rows
-    assert [rows[place][0] for place in range(len(rows))] == [0, 2, 3]
-    assert rows.where(3) == f"{second}:1"
-
-
 def test_truncation_comes_before_the_filter(tmp_path):
     file = write_rows(tmp_path, [row(0, 6, [0, 0, 0, 0, 1, 1]), row(0, 6)])
     rows = batches_of(file, max_length=4).rows
     assert (len(rows), rows.num_skipped, rows[0][0]) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("window", [3, 8, 4_096])
-@pytest.mark.parametrize("layout", ["pad", "buckets"])
-def test_every_usable_row_comes_once_an_epoch_in_another_order(file, layout, window):
-    batches = batches_of(file, kind=layout, window=window)
-    stream = ids_of(take(batches, 6))
-    epochs = [stream[0:8], stream[8:16], stream[16:24]]
-    usable = collections.Counter([0, 1, 2, 4, 5, 6, 8, 9])
-    assert all(collections.Counter(epoch) == usable for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_the_order_follows_from_the_seed(file):
+def test_the_order_follows_from_the_seed_and_is_another_one_each_epoch(file):
     first, again, other = (ids_of(take(batches_of(file, seed=seed), 4)) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
-def test_a_batch_larger_than_the_data_repeats_rows(tmp_path):
-    file = write_rows(tmp_path, [row(0, 3)])
-    for layout in ("pad", "buckets"):
-        [batch] = take(batches_of(file, batch_size=3, kind=layout), 1)
-        assert batch["row_ids"].tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("layout", ["pad", "pack", "buckets"])
-def test_the_processes_read_slices_of_the_same_global_batches(tmp_path, layout):
-    file = write_rows(tmp_path, rows_of([3, 8, 4, 5, 7, 3, 6, 8, 4, 3]))
-    settings = {"kind": layout}
-    whole = take(batches_of(file, **settings), 12)
-    parts = [take(batches_of(file, **settings, rows=slice(first, first + 2)), 12) for first in (0, 2)]
-    for batch, left, right in zip(whole, *parts, strict=True):
-        for key, value in batch.items():
-            np.testing.assert_array_equal(value, np.concatenate([left[key], right[key]]))
+    assert first == again and first != other
+    assert first[:8] != first[8:16]
 
 
 def test_a_batch_is_padded_to_the_smallest_bucket_that_holds_its_longest_row(tmp_path):
@@ -170,8 +132,7 @@ def test_all_bad_rows_are_listed_in_one_message_or_left_out(tmp_path, monkeypatc
     with pytest.raises(DataError) as refused:
         batches_of(file, cache=cache)
     message = str(refused.value)
-    for part in ("13 of 16 rows", "rows.jsonl:2", "rows.jsonl:4", "rows.jsonl:5"):
-        assert part in message
+    assert all(part in message for part in ("13 of 16 rows", "rows.jsonl:2", "rows.jsonl:4", "rows.jsonl:5"))
     assert "data.skip_bad_rows" in message and len(message.splitlines()) <= 5
     reports = []
     rows = batches_of(file, cache=cache, skip_bad=True, report=reports.append).rows
@@ -179,12 +140,6 @@ def test_all_bad_rows_are_listed_in_one_message_or_left_out(tmp_path, monkeypatc
     assert [rows.where(number) for number in range(3)] == [f"{file}:{line}" for line in (1, 3, 16)]
     with pytest.raises(DataError, match="13 of 16 rows"):  # whatever is stored
         batches_of(file, cache=cache)
-
-
-def test_rows_without_answers_are_refused_and_so_are_rows_that_are_cut_before_them(tmp_path):
-    for rows in ([row(0, 12, [0] * 10 + [1, 1])], [row(0, 3, [0, 0, 0])]):
-        with pytest.raises(DataError, match=r"data\.max_length.*\n.*config.data.regenerate"):
-            batches_of(write_rows(tmp_path, rows))
 
 
 # ---------------------------------------------------------------- the index
@@ -209,15 +164,3 @@ def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):
         fingerprint(text, thinking=True),
     ]
     assert len({base, *other}) == 6
-
-
-def test_conversations_pass_through_the_tiny_targets_own_template(tmp_path):
-    tokenizer = tiny_tokenizer()
-    messages = [{"role": "user", "content": "Name it."}, {"role": "assistant", "content": "def f(x): pass"}]
-    file = write_rows(tmp_path, [{"messages": messages}])
-    batches = batches_of(file, tokenizer, max_length=64, batch_size=1)
-    _, only = batches.rows[0]
-    answer = tokenizer.decode(only.token_ids[only.loss_mask > 0])
-    assert answer == "def f(x): pass<|im_end|>"
-    before = tokenizer.decode(only.token_ids[: int(np.argmax(only.loss_mask))])
-    assert before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

@@ -31,21 +31,6 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
     assert refused.value.exit_code == 3
 
 
-HOSTILE = {
-    "nested": ("[" * 100_000, "nested too deeply"),
-    "nested less": ('{"token_ids": %s}' % ("[" * 100 + "]" * 100), "nested too deeply"),
-    "an int of 5000 digits": ('{"token_ids": [%s]}' % ("9" * 5000), "not a JSON object"),
-    "zero bytes": ("\0" * 1000, "not a JSON object"),
-}
-
-
-@pytest.mark.parametrize(("line", "message"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_line_is_one_sentence(tmp_path, line, message):
-    with pytest.raises(DataError, match=message) as refused:
-        list(read_jsonl(write(tmp_path, '{"a": 1}', line, '{"a": 2}')))
-    assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
-
-
 def test_a_missing_file_is_a_usage_error(tmp_path):
     with pytest.raises(DominoError, match="there is no such file") as refused:
         list(read_jsonl(tmp_path / "none.jsonl"))
@@ -71,15 +56,10 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         ),
         (['{"prompt": "a", "token_ids": [1]}'], "the row has prompt, token_ids"),
         (['{"prompt": ""}'], "expected a text that is not empty"),
-        (['{"prompt": 3}'], "prompt is 3"),
         (['{"messages": [{"role": "user", "content": [1]}]}'], "message 0 of messages"),
-        (['{"conversations": []}'], "conversations must be a list"),
         (['{"prompt": "a", "tools": [{}]}'], "tools beside prompt"),
-        (['{"messages": null, "prompt": null}'], "the row has nothing;"),
         (['{"token_ids": []}'], "at least one id"),
-        (['{"token_ids": [1, -1]}'], "token_ids is"),
         (['{"token_ids": [1, true]}'], "token_ids is"),
-        (['{"token_ids": [2147483648]}'], "one id from 0 to 2147483647"),
         (
             ['{"id": "a", "prompt": "x"}', '{"id": "a", "prompt": "y"}'],
             "rows.jsonl:2: the id a is also the id of line 1",
@@ -90,8 +70,6 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
             r"rows.jsonl:2 \(id 1\) holds half of a surrogate",
         ),
         (['{"prompt": "a", "id": "a\\nb"}'], r"rows.jsonl:1: the id is 'a\\nb'; an id has"),
-        (['{"prompt": "a", "id": "%s"}' % ("x" * 201)], "the id is 'xxxx"),
-        (['{"prompt": [%s]}' % ("1, " * 100_000 + "1")], r"prompt is \[1, 1.*\.\.\., expected a text"),
         (['{"%s": 1}' % ("k" * 100_000)], r"the row has kkk.*; a prompt row"),
     ],
 )
@@ -122,12 +100,3 @@ def test_bad_prompts_are_listed_together_or_left_out(tmp_path, capsys):
     assert "14 of 17 rows" in capsys.readouterr().out
     with pytest.raises(DataError, match="1 of 1 rows"):
         read_prompts(write(tmp_path, "{}"), skip_bad=True)
-
-
-def test_a_row_that_the_caller_cannot_use_is_a_bad_row(tmp_path):
-    def refuse_seven(row):
-        if row["id"] == "7":
-            raise DataError("prompt 7: no")
-
-    file = write(tmp_path, '{"prompt": "a", "id": 7}', '{"prompt": "b"}')
-    assert [row["prompt"] for row in read_prompts(file, skip_bad=True, check=refuse_seven)] == ["b"]

@@ -30,12 +30,6 @@ def put(bucket):
 # ---------------------------------------------------------------- the value of data.train
 
 
-@pytest.mark.parametrize("name", ["day=3.jsonl", "a,b.jsonl", "[v2] rows.jsonl"])
-def test_a_path_that_exists_is_taken_literally(tmp_path, name):
-    file = write_rows(tmp_path, rows_of([3]), name)
-    assert find_files(str(file)) == [str(file)]
-
-
 def test_a_glob_names_its_files_in_order_and_no_folders(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl"):
         write_rows(tmp_path, rows_of([3]), name)
@@ -62,24 +56,14 @@ def test_a_value_that_names_no_files_is_a_usage_error(tmp_path, text, message):
 # ---------------------------------------------------------------- the forms
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_every_form_gives_the_same_batches(tmp_path, name):
+def test_a_compressed_file_gives_the_batches_and_prompts_of_a_plain_one(tmp_path):
     rows = rows_of([3, 8, 4, 5, 7])
-    plain = batches_of(write_rows(tmp_path, rows, "plain.jsonl"))
-    formed = batches_of(write_rows(tmp_path, rows, name))
-    for expected, given in zip(take(plain, 5), take(formed, 5), strict=True):
+    plain, packed = (write_rows(tmp_path, rows, name) for name in FORMS)
+    for expected, given in zip(take(batches_of(plain), 5), take(batches_of(packed), 5), strict=True):
         for key in expected:
             np.testing.assert_array_equal(expected[key], given[key])
-    assert formed.rows.where(2) == f"{tmp_path}/{name}:3"
-
-
-def test_files_of_several_forms_are_one_glob_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for place, name in enumerate(("0.jsonl", "1.jsonl.gz", "2.jsonl")):
-        write_rows(tmp_path, rows_of([3 + place]), name)
-    rows = batches_of("~/?.jsonl*").rows
-    assert rows.lengths.tolist() == [3, 4, 5]
-    assert len(list(read_jsonl("~/1.jsonl.gz"))) == 1
+    assert batches_of(packed).rows.where(2) == f"{packed}:3"
+    assert list(read_jsonl(packed)) == list(read_jsonl(plain))
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n \n"])
@@ -87,12 +71,6 @@ def test_the_last_line_counts_with_or_without_a_newline(tmp_path, end):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(jsonl(rows_of([3, 4])).removesuffix(b"\n") + end)
     assert batches_of(file).rows.lengths.tolist() == [3, 4]
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_prompt_files_may_be_compressed_too(tmp_path, name):
-    rows = [{"prompt": "a" * 200_000}, {"prompt": "é"}]
-    assert list(read_jsonl(write_rows(tmp_path, rows, name))) == [(1, rows[0]), (2, rows[1])]
 
 
 # ---------------------------------------------------------------- copies in the cache
@@ -115,20 +93,16 @@ def test_an_archive_is_unpacked_once_and_again_when_its_bytes_change(tmp_path, m
 # ---------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "flipped"])
-def test_a_damaged_file_is_one_message_that_names_it(tmp_path, damage):
-    name = "rows.jsonl.gz"
-    file = write_rows(tmp_path, rows_of([3 + place % 5 for place in range(400)]), name)
-    data = bytearray(file.read_bytes())
-    if damage == "flipped":
-        data[len(data) // 2] ^= 0xFF
-    file.write_bytes({"cut": data[: len(data) // 2], "other": b"plain text " * 9_000, "flipped": data}[damage])
-    with pytest.raises(DataError) as refused:
-        batches_of(file)
-    assert name in str(refused.value) and refused.value.exit_code == 3
-    assert len(str(refused.value).splitlines()) <= 2
-    with pytest.raises(DataError, match=name):  # as prompts too
-        list(read_jsonl(file))
+@pytest.mark.parametrize("read", [batches_of, lambda file: list(read_jsonl(file))], ids=["rows", "prompts"])
+def test_a_damaged_archive_is_one_message_that_names_it(tmp_path, read):
+    file = write_rows(tmp_path, rows_of([3 + place % 5 for place in range(400)]), "rows.jsonl.gz")
+    data = file.read_bytes()
+    middle = len(data) // 2
+    for damaged in (data[:middle], data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match="rows.jsonl.gz") as refused:
+            read(file)
+        assert refused.value.exit_code == 3 and len(str(refused.value).splitlines()) <= 2
 
 
 OTHER_KINDS = {
@@ -136,7 +110,6 @@ OTHER_KINDS = {
     "a web page": b"<!DOCTYPE html>\n<html>",
     "a Parquet file": b"PAR1\x15\x04",
     "a gzip archive": gzip.compress(b"{}"),
-    "a Zstandard archive": b"\x28\xb5\x2f\xfd\x20\x02",
     "a JSON array": b'\xef\xbb\xbf[\n  {"prompt": "a"}\n]',
 }
 
@@ -148,10 +121,9 @@ def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, kind, data):
         with pytest.raises(DataError, match=kind) as refused:
             read(tmp_path / "rows.jsonl")
         assert "rows.jsonl" in str(refused.value) and len(str(refused.value).splitlines()) == 2
-    for packed, name in ((OTHER_KINDS["Git LFS"], "Git LFS"), (gzip.compress(data), kind)):
-        (tmp_path / "rows.jsonl.gz").write_bytes(packed)
-        with pytest.raises(DataError, match=name):
-            batches_of(tmp_path / "rows.jsonl.gz")
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(DataError, match=kind):
+        batches_of(tmp_path / "rows.jsonl.gz")
 
 
 # ---------------------------------------------------------------- gs://

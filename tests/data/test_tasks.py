@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from domino_jax.data.tasks import parse_task, read_tasks, selection
+from domino_jax.data.tasks import read_tasks, selection
 from domino_jax.runtime.errors import DataError, DominoError
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -35,8 +35,6 @@ LCB = (
     [
         ("gsm8k", {"question": "1 {x}?", "answer": "#### 2"}, "1 {x}?" + BOXED),
         ("math500", {"problem": "P", "solution": "s"}, "P" + BOXED),
-        ("aime24", {"problem": "P"}, "P" + BOXED),
-        ("aime25", {"problem": "P"}, "P" + BOXED),
         (
             "humaneval",
             {"task_id": "HumanEval/0", "prompt": "def f():\n"},
@@ -113,20 +111,6 @@ def test_a_row_is_named_after_its_place_in_the_dataset(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "choice"),
-    [
-        ("gsm8k", ("gsm8k", 128, None)),
-        ("gsm8k:8", ("gsm8k", 8, None)),
-        ("humaneval=a:b=c.jsonl", ("humaneval", 164, "a:b=c.jsonl")),
-        ("gsm8k:8=gs://bucket/rows.jsonl", ("gsm8k", 8, "gs://bucket/rows.jsonl")),
-    ],
-)
-def test_an_entry_names_a_task_a_number_and_a_file(entry, choice):
-    found = parse_task(entry)
-    assert (found.name, found.count, found.path) == choice
-
-
-@pytest.mark.parametrize(
     ("entries", "message"),
     [
         *(([entry], f"names '{entry}', expected TASK") for entry in ("gsm9k", "gsm8k:0", "gsm8k:many", "gsm8k=")),
@@ -145,8 +129,6 @@ def test_a_mistaken_entry_is_a_usage_error(entries, message):
     [
         ("gsm8k", [{"question": "a"}, {"problem": "b"}], r"gsm8k.jsonl:2: .* has no question \(it has problem\)"),
         ("gsm8k", [{"question": 3}], "question is '3', expected a text"),
-        ("gsm8k", [{"question": None}], "question is 'None', expected a text"),
-        ("mbpp", [{"prompt": ""}], "gives an empty prompt"),
         ("mt-bench", [{"prompt": "one turn"}], "expected a list of texts"),
         ("mt-bench", [{"prompt": ["a", ""]}], "gives an empty prompt"),
         (
@@ -166,34 +148,21 @@ def test_rows_that_are_not_the_tasks_are_refused_by_file_and_line(tmp_path, name
 # ------------------------------------------------------------------------------------------- hub and packages
 
 
-def test_without_the_package_datasets_a_sentence_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DominoError, match="pip install datasets; or name a file") as refused:
-        read_tasks(["gsm8k"])
-    assert len(str(refused.value).splitlines()) <= 5 and refused.value.exit_code == 2
-
-
-def stub_datasets(monkeypatch, load):
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
-
-
-def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
-    def load(**arguments):
-        raise ConnectionError("no route\nand more")
-
-    stub_datasets(monkeypatch, load)
-    with pytest.raises(DominoError, match=r"from openai/gsm8k \(ConnectionError: no route\)"):
-        read_tasks(["gsm8k"])
-
-
-def test_the_hub_is_asked_for_the_public_dataset_and_split(monkeypatch):
+def test_the_hub_is_asked_for_the_public_split_and_a_sentence_says_what_to_do_without_it(monkeypatch):
     asked = []
 
     def load(**arguments):
         asked.append(arguments)
+        if len(asked) > 1:
+            raise ConnectionError("no route\nand more")
         return [{"question": "Q"}]
 
-    stub_datasets(monkeypatch, load)
-    [prompt] = read_tasks(["gsm8k"])
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    assert [prompt["id"] for prompt in read_tasks(["gsm8k"])] == ["gsm8k/0"]
     assert asked == [{"path": "openai/gsm8k", "name": "main", "split": "test"}]
-    assert prompt["id"] == "gsm8k/0"
+    with pytest.raises(DominoError, match=r"from openai/gsm8k \(ConnectionError: no route\)"):
+        read_tasks(["gsm8k"])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DominoError, match="pip install datasets; or name a file") as refused:
+        read_tasks(["gsm8k"])
+    assert len(str(refused.value).splitlines()) <= 5 and refused.value.exit_code == 2

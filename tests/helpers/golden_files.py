@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.weights.target import load_target
 from tests.helpers.paths import GOLDEN
 
 SETS = ("tied_shift", "untied_noshift")
@@ -38,3 +40,12 @@ def write_model(folder: Path, raw: dict[str, Any], tensors: dict[str, np.ndarray
     (folder / "config.json").write_text(json.dumps(raw))
     save_file(tensors, folder / WEIGHTS)
     return folder
+
+
+def check_logits(folder: Path, form: str) -> tuple[Qwen3Config, dict]:
+    """Holds a target of a folder of golden ones against transformers' logits; returns its config and parameters."""
+    golden = load_file(folder / "golden.safetensors")
+    config, params = load_target(folder / form, "float32")
+    run = jax.jit(lambda tokens: Qwen3(config).apply({"params": params}, tokens)["logits"])
+    np.testing.assert_allclose(run(golden["input_ids"].astype(np.int32)), golden[form], rtol=0, atol=1e-4)
+    return config, params

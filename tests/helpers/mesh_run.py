@@ -23,7 +23,7 @@ from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding, slices
-from tests.helpers.decoding_models import random_models
+from tests.helpers.decoding_models import VOCAB, random_models
 from tests.helpers.models import Model, random_tokens, tiny_drafter, tiny_target
 
 ROWS, LENGTH, ANCHORS, TOTAL = 8, 24, 5, 20
@@ -33,7 +33,7 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
     """Random rows whose first three tokens are a prompt."""
     mask = np.ones((count, length), np.float32)
     mask[:, :3] = 0.0
-    tokens = np.asarray(random_tokens((count, length), seed=9))
+    tokens = np.asarray(random_tokens((count, length), seed=9, vocab=VOCAB))  # the smallest of the targets'
     return {"tokens": tokens, "loss_mask": mask, "row_ids": np.arange(count, dtype=np.int32)}
 
 

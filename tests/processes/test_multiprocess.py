@@ -246,13 +246,6 @@ def test_nothing_written_holds_a_token_of_the_environment(plain):
     assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
 
 
-def test_each_rank_left_a_log_and_one_alone_talked(plain):
-    first, second = [(logs(plain[0]) / f"rank-{rank}.log").read_text() for rank in (0, 1)]
-    assert "topology: 2 processes, 4 devices (cpu)" in first
-    assert f"step {STEPS}/{STEPS}" in first
-    assert "step 1/" not in second
-
-
 def test_sigterm_saves_the_current_step_and_leaves_with_42_within_ten_seconds(stopped):
     workdir, step, seconds = stopped
     assert step < STEPS
@@ -261,7 +254,9 @@ def test_sigterm_saves_the_current_step_and_leaves_with_42_within_ten_seconds(st
 
 
 def test_a_stopped_run_of_two_processes_continues_bit_for_bit(recipe, plain, stopped, tmp_path):
+    """Also after it was stopped again, when its step numbers are far from JAX's count of questions."""
     shutil.copytree(stopped[0], tmp_path / "run")
+    assert stopped[1] < stop(recipe, tmp_path / "run", stopped[1] + 5)[0] < STEPS
     assert_identical(complete(recipe, tmp_path / "run"), plain[1])
 
 
@@ -308,13 +303,6 @@ def evaluations(workdir):
 def test_a_checkpoint_of_two_processes_continues_in_one(recipe, plain, stopped, tmp_path):
     shutil.copytree(stopped[0], tmp_path / "run")
     run = complete(recipe, tmp_path / "run", processes=1, devices=4)
-    assert_close(run.losses, plain[1].losses)
-
-
-def test_a_checkpoint_of_one_process_continues_in_two(recipe, plain, tmp_path):
-    workdir = tmp_path / "run"
-    stop(recipe, workdir, 20, processes=1, devices=4)
-    run = complete(recipe, workdir)
     assert_close(run.losses, plain[1].losses)
 
 

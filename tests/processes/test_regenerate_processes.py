@@ -24,9 +24,8 @@ def command(prompts, output, *more):
 
 def launch(argv, **variables):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
-    return subprocess.Popen(
-        argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(argv, cwd=ROOT, env=environment, **piped)
 
 
 def launch_two(argv):
@@ -82,17 +81,6 @@ def finish(prompts, rows, whole):
     printed = process.communicate(timeout=300)[0]
     assert process.returncode == 0, printed
     assert rows.read_bytes() == whole
-
-
-@pytest.mark.slow
-def test_two_real_processes_make_the_file_of_one(uninterrupted, tmp_path):
-    prompts, whole = uninterrupted
-    processes = launch_two(command(prompts, tmp_path / "rows.jsonl"))
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], printed
-    assert (tmp_path / "rows.jsonl").read_bytes() == whole
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
-    assert "in this one of 2 processes" in printed[0] and "answers" not in printed[1]
 
 
 ON_ALL_DEVICES = """

@@ -1,6 +1,5 @@
 """launch/slurm.sbatch under a real Slurm on the loopback (tests/helpers/slurm_cluster.py): pytest -m slow."""
 
-import signal
 import sys
 import time
 
@@ -70,16 +69,6 @@ def test_a_cancelled_job_stays_cancelled(slurm, tmp_path):
     assert "cancelled: not started again" in log(tmp_path)
 
 
-def test_a_signal_to_save_puts_the_job_back_into_the_queue_and_it_continues(slurm, tmp_path):
-    command = f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || exit 0; {SAVES}'
-    number = submit(slurm, tmp_path, "bash", "-c", command)
-    wait_for_text(tmp_path, "up", 2)
-    slurm.run("scancel", "--signal=TERM", number)
-    start_again_now(slurm, tmp_path, number)
-    assert slurm.wait(number, "COMPLETED", "FAILED") == "COMPLETED"
-    assert slurm.job(number)["Restarts"] == "1"
-
-
 def test_a_preempted_job_saves_goes_back_into_the_queue_and_continues(slurm, tmp_path):
     command = f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || exit 0; {SAVES}'
     number = submit(slurm, tmp_path, "bash", "-c", command, options=["--nodes=2", "--ntasks-per-node=4"])
@@ -98,19 +87,3 @@ def test_the_code_of_the_task_that_failed_is_final_though_the_others_are_killed(
     assert slurm.wait(number, "COMPLETED", "FAILED") == "FAILED"
     assert slurm.job(number)["ExitCode"] == f"{code}:0"
     assert not list(tmp_path.glob(".exit-codes*"))
-
-
-@pytest.mark.parametrize("code", [43, 128 + signal.SIGABRT])
-def test_a_hung_step_and_a_lost_peer_go_back_into_the_queue(slurm, tmp_path, code):
-    command = f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || exit 0; [ "$SLURM_PROCID" = 0 ] || sleep 60; exit {code}'
-    number = submit(slurm, tmp_path, "bash", "-c", command)
-    start_again_now(slurm, tmp_path, number)
-    assert slurm.wait(number, "COMPLETED", "FAILED") == "COMPLETED"
-
-
-def test_the_end_of_the_time_saves_and_requeues(slurm, tmp_path):
-    command = f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || exit 0; {SAVES}'
-    # Slurm looks for the signal's time about once a minute; with 1 minute and TERM@60 that is soon.
-    number = submit(slurm, tmp_path, "bash", "-c", command, options=["--time=1", "--signal=TERM@60"])
-    start_again_now(slurm, tmp_path, number, seconds=100)
-    assert slurm.wait(number, "COMPLETED", "FAILED") == "COMPLETED"

@@ -140,9 +140,8 @@ def test_after_a_reset_of_one_connection_the_run_saves_and_starts_again_only_the
     process = launched(server, folder, WAITS, "--grace=5")
     both_up(folder)
     shown = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    (client,) = [
-        int(line.split()[0]) for line in shown.splitlines() if f" -F {server}/ssh_config " in line and "gpu-1" in line
-    ]
+    ours = (line for line in shown.splitlines() if f" -F {server}/ssh_config " in line and "gpu-1" in line)
+    (client,) = [int(line.split()[0]) for line in ours]
     os.kill(client, signal.SIGKILL)
     out = process.communicate(timeout=60)[0]
     assert process.returncode == 0, out

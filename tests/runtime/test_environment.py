@@ -11,7 +11,7 @@ import pytest
 import domino_jax
 from domino_jax.method.blocks import sample_anchors
 from domino_jax.recipe import cli
-from domino_jax.runtime.environment import SETTINGS, VARIABLES, git_state, write_environment
+from domino_jax.runtime.environment import SETTINGS, VARIABLES, environment, git_state
 from domino_jax.runtime.errors import DominoError
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
@@ -22,38 +22,27 @@ def git(folder, *arguments):
     return done.stdout.decode().strip()
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """A repository that tracks package/__init__.py."""
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-q", "-m", "one")
-    return package
-
-
-def test_env_json_names_versions_devices_and_flags_and_no_secret(tmp_path, monkeypatch):
+def test_env_json_names_versions_devices_and_flags_and_no_secret(monkeypatch):
     jax.devices()  # XLA ends the process at a flag that it does not know
     monkeypatch.setenv("XLA_FLAGS", "--xla_canary_flag=1")
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_canary=2")
     for name in ("HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, "canary-secret")
-    write_environment(tmp_path)
-    text = (tmp_path / "env.json").read_text()
-    found = json.loads(text)
-    assert found["packages"]["jax"] == jax.__version__
-    assert all("/" not in version and "@" not in version for version in found["packages"].values())
-    assert found["device_kinds"] == {"cpu": found["device_count"]} and found["backend"] == "cpu"
-    assert found["process_count"] == 1 and found["python"].startswith("3.")
-    assert {"date", "domino_jax", "git", "local_device_count", "cores"} <= found.keys()
-    assert found["variables"]["XLA_FLAGS"] == "--xla_canary_flag=1"
-    assert found["variables"]["LIBTPU_INIT_ARGS"] == "--xla_tpu_canary=2"
-    assert set(found["variables"]) <= set(VARIABLES) and "canary-secret" not in text
+    text = json.dumps(environment())
+    stored = json.loads(text)
+    assert stored["packages"]["jax"] == jax.__version__
+    assert all("/" not in version and "@" not in version for version in stored["packages"].values())
+    assert stored["device_kinds"] == {"cpu": stored["device_count"]} and stored["process_count"] == 1
+    assert {"date", "domino_jax", "git", "python", "backend", "cores"} <= stored.keys()
+    assert stored["variables"]["XLA_FLAGS"] == "--xla_canary_flag=1" and set(stored["variables"]) <= set(VARIABLES)
+    assert "canary-secret" not in text
 
 
-def test_a_checkouts_commit_and_whether_it_was_changed(checkout):
+def test_a_checkouts_commit_and_whether_it_was_changed(tmp_path):
+    checkout = tmp_path / "package"
+    checkout.mkdir()
+    (checkout / "__init__.py").write_text("")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "one")):
+        git(tmp_path, *words)
     assert git_state(checkout) == git(checkout, "rev-parse", "HEAD")
     (checkout / "__init__.py").write_text("x = 1\n")
     assert git_state(checkout) == git(checkout, "rev-parse", "HEAD") + "-dirty"

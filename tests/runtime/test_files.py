@@ -1,8 +1,6 @@
 """files.py: a file is complete or not there, and what several processes need is made once."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from domino_jax.data.sources import open_files
 from domino_jax.runtime import files, remote
 from domino_jax.weights import hf
-from tests.helpers.paths import ROOT
 
 
 def full_disk(descriptor):
@@ -36,23 +33,6 @@ def test_a_folder_that_is_not_filled_to_the_end_is_removed(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         files.make_once(tmp_path / "folder", fail)
     assert [path.name for path in tmp_path.iterdir()] == [".folder.lock"]
-
-
-def test_processes_that_need_the_same_file_make_it_once(tmp_path):
-    code = """
-import pathlib, sys, time
-from domino_jax.runtime.files import make_once
-def make(fresh):
-    with open("made", "a") as log:
-        log.write("x")
-    time.sleep(0.3)
-    fresh.write_text("whole")
-assert make_once(pathlib.Path("folder/target"), make).read_text() == "whole"
-"""
-    environment = {"PYTHONPATH": str(ROOT)}
-    processes = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment) for _ in range(3)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
-    assert (tmp_path / "made").read_text() == "x"
 
 
 def test_a_model_and_data_in_a_bucket_are_copied_once_whoever_asks_meanwhile(bucket, tmp_path, monkeypatch):

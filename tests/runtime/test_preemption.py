@@ -90,16 +90,6 @@ def handlers():
         signal.signal(number, handler)
 
 
-def test_without_a_signal_it_is_never_reached_and_leaves_no_handler(handlers):
-    before = signal.getsignal(signal.SIGTERM)
-    with Preemption(report=pytest.fail) as preemption:
-        with preemption.nothing_to_lose():
-            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) not in (before, signal.SIG_DFL)
-        assert [preemption.reached(step) for step in range(3)] == [False] * 3
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
 def test_a_signal_that_came_before_a_phase_without_anything_to_lose_ends_the_run_there(handlers):
     with Preemption() as preemption:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -12,12 +12,8 @@ import pytest
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
 
-MARKOV = {
-    "head": "markov",
-    "markov_head_type": "rnn",
-    "enable_confidence_head": True,
-    "confidence_head_with_markov": True,
-}
+MARKOV = {"head": "markov", "markov_head_type": "rnn"}
+MARKOV |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
 # Each drafter on one device, and on a mesh with some of: micro-batches, slices of the loss, recomputed layers. Two
 # key/value heads do not divide by four: they lie whole.
 PAIRS = {
@@ -34,9 +30,8 @@ PAIRS = {
     # The target has experts.
     "EAGLE-3": ({"drafter": {"head": "eagle3", "sparse": True}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),
 }
-STEPS = {"Domino": 20}  # on one device, so that its loss falls
-RUNS = {name: {"mesh": [1, 1, 1], "steps": STEPS.get(name, 2), **plain} for name, (plain, _) in PAIRS.items()}
-RUNS |= {f"{name} on a mesh": {**plain, "steps": 2, **mesh} for name, (plain, mesh) in PAIRS.items()}
+RUNS = {name: {"mesh": [1, 1, 1], "steps": 2, **plain} for name, (plain, _) in PAIRS.items()}
+RUNS |= {f"{name} on a mesh": {**RUNS[name], **mesh} for name, (_, mesh) in PAIRS.items()}
 
 
 @functools.lru_cache
@@ -54,8 +49,8 @@ def measured():
 def test_losses_and_gradients_agree_across_meshes(name):
     """Loss and gradient norm of two steps, the second step's parameters coming from the first."""
     ours, plain = measured()[f"{name} on a mesh"]["steps"], measured()[name]["steps"]
-    assert len(ours) == 2
-    np.testing.assert_allclose(ours, plain[:2], rtol=1e-5)
+    assert len(ours) == 2 and np.isfinite(ours).all() and ours[0] != ours[1]
+    np.testing.assert_allclose(ours, plain, rtol=1e-5)
 
 
 @pytest.mark.long
@@ -64,19 +59,9 @@ def test_the_state_is_split_over_fsdp_and_tensor_and_not_over_data():
     assert split["DFlash2"] == 0 and min(split["Domino"], split["Markov"]) > 5
 
 
-@pytest.mark.long
-def test_the_loss_falls_so_that_the_runs_compare_something():
-    losses = np.array(measured()["Domino"]["steps"])[:, 0]
-    assert losses[-1] < losses[0] - 0.2
-
-
 def test_a_mesh_that_does_not_use_all_devices_is_refused():
     with pytest.raises(DominoError, match=r"mesh.data=2, mesh.fsdp=1, mesh.tensor=1 .* but there are 1"):
         sharding.make_mesh(2, 1, 1)
-
-
-def test_minus_one_is_the_rest():
-    assert dict(sharding.make_mesh(1, -1, 1).shape) == {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 def test_a_batch_that_cannot_be_cut_is_refused_with_the_multiple_it_needs():

@@ -20,11 +20,11 @@ def log_console():
     return rich.console.Console(file=io.StringIO(), force_terminal=False, width=40)
 
 
-def write_steps(workdir, steps, start_step=0, console=None, values=None):
+def write_steps(workdir, steps, start_step=0):
     """The rows of metrics.jsonl after these steps."""
-    with MetricsWriter(workdir, 10, start_step=start_step, console=console or log_console()) as metrics:
+    with MetricsWriter(workdir, 10, start_step=start_step, console=log_console()) as metrics:
         for step in steps:
-            metrics.write(step, values or {"loss": jnp.float32(step / 2), "lambda_base": 1.0})
+            metrics.write(step, {"loss": jnp.float32(step / 2), "lambda_base": 1.0})
     return read_rows(workdir / "metrics.jsonl")
 
 
@@ -40,17 +40,13 @@ def events_of(data):
     return events
 
 
-def test_a_row_holds_step_values_and_seconds(tmp_path):
-    rows = write_steps(tmp_path, [1, 2])
-    assert [sorted(row) for row in rows] == [["lambda_base", "loss", "seconds", "step"]] * 2
-    assert [(row["step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 1.0)]
-
-
 def test_a_row_is_on_disk_with_every_bit_before_the_run_ends(tmp_path):
     with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
-        metrics.write(1, {"loss": 0.1 + 0.2})
+        metrics.write(1, {"loss": 0.1 + 0.2, "grad_norm": float("inf"), "rates": [1, float("nan")]})
         metrics.flush()
-        assert [row["loss"].hex() for row in read_rows(tmp_path / "metrics.jsonl")] == [(0.1 + 0.2).hex()]
+        [row] = read_rows(tmp_path / "metrics.jsonl")
+    assert row.pop("loss").hex() == (0.1 + 0.2).hex() and row.pop("seconds") >= 0
+    assert row == {"step": 1, "grad_norm": None, "rates": [1.0, None]}  # JSON has no NaN
 
 
 def test_a_resumed_run_drops_the_rows_after_its_step_and_goes_on_counting_time(tmp_path):
@@ -62,10 +58,9 @@ def test_a_resumed_run_drops_the_rows_after_its_step_and_goes_on_counting_time(t
     assert rows[2]["seconds"] >= 100.0
 
 
-@pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}'])
-def test_a_broken_row_in_the_middle_is_named_by_its_line(tmp_path, line):
+def test_a_broken_row_in_the_middle_is_named_by_its_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n' + line + '\n{"step": 3}\n')
+    file.write_text('{"step": 1}\n{broken\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics.jsonl:2"):
         read_rows(file)
 
@@ -108,8 +103,3 @@ def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
     assert [(event.step, value.tag) for event in events_of(events) for value in event.summary.value] == [
         (step, "loss") for step in (2, 4, 6, 6, 8)
     ]
-
-
-def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path):
-    (row,) = write_steps(tmp_path, [1], values={"loss": float("nan"), "grad_norm": float("inf")})
-    assert row["loss"] is None and row["grad_norm"] is None

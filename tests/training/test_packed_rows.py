@@ -72,13 +72,6 @@ def test_the_same_unshifted_and_with_attention_in_slices(monkeypatch):
     agree(False)
 
 
-def test_an_anchor_and_its_label_are_in_one_document():
-    """The last token of the first row is supervised, and so is the first of the next, a row without a prompt."""
-    mask, documents = jnp.ones((1, 6)), jnp.array([[1, 1, 1, 2, 2, 0]])
-    legal = blocks.legal_anchors(mask, documents)
-    assert legal.astype(int).tolist() == [[1, 1, 0, 1, 0, 0]]
-
-
 def test_a_packed_row_with_room_for_all_draws_the_anchors_that_its_rows_draw():
     plain, together = separate_rows(), packed_row(separate_rows())
     ids = jnp.array([5, 9])
@@ -86,21 +79,6 @@ def test_a_packed_row_with_room_for_all_draws_the_anchors_that_its_rows_draw():
     drawn, keep = blocks.sample_anchors(jax.random.key(0), together["loss_mask"], ids[:1], 99, together["documents"])
     starts = jnp.array([[0], [LENGTHS[0]]])
     assert drawn[keep].tolist() == (apart + starts)[kept].tolist() and keep.sum() == LENGTHS[0] + LENGTHS[1] - 4
-
-
-def test_labels_end_with_the_document():
-    tokens, mask = jnp.arange(6)[None], jnp.ones((1, 6))
-    _, weights = blocks.labels_and_weights(
-        tokens,
-        mask,
-        jnp.array([[1]]),
-        jnp.ones((1, 1), bool),
-        block_size=4,
-        first_slot=0,
-        contiguous=False,
-        documents=jnp.array([[1, 1, 1, 2, 2, 2]]),
-    )
-    assert weights.tolist() == [[[1.0, 0.0, 0.0, 0.0]]]
 
 
 def draw(length, heads=4, kv=2, width=8):

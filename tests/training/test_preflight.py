@@ -7,42 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.data.chat import TrainingRow
-from domino_jax.data.rows import TrainingRows
 from domino_jax.models.sharding import make_mesh
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.preflight import run_preflight
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
+from tests.helpers.data_files import batches_of, write_rows
 from tests.helpers.train_runs import CASES, GOLDEN
 
 ONE = make_mesh(1, 1, 1, jax.devices()[:1])
-
-
-class RowList(TrainingRows):
-    """Training rows from a list."""
-
-    num_read = num_held_out = num_bad = 0
-
-    def __init__(self, rows, num_skipped=0):
-        self.rows = [TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in rows]
-        self.num_bad = 3
-        self.num_read = len(rows) + num_skipped
-
-    def counts(self):
-        rows = {"rows": len(self), "rows_read": self.num_read, "rows_without_anchor": self.num_skipped}
-        tokens = {"tokens": sum(len(row.token_ids) for row in self.rows)}
-        supervised = {"supervised_tokens": int(sum(row.loss_mask.sum() for row in self.rows))}
-        return rows | tokens | supervised | {"rows_left_out": self.num_bad}
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return 10 + index, self.rows[index]
-
-    def where(self, row_id):
-        return f"rows.jsonl:{row_id - 9}"
 
 
 def greedy_rows():
@@ -69,8 +42,9 @@ def drafter(target):
     return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))[0]
 
 
-def preflight(target, drafter, folder, rows, num_skipped=0):
-    return run_preflight(folder, RowList(rows, num_skipped), target, drafter, ONE, "f1", 0)
+def preflight(target, drafter, folder, rows):
+    file = write_rows(folder, [{"token_ids": ids, "loss_mask": mask} for ids, mask in rows])
+    return run_preflight(folder, batches_of(file, max_length=144).rows, target, drafter, ONE, "f1", 0)
 
 
 def test_the_targets_greedy_answers_are_its_choices(target, drafter, tmp_path, capsys):
@@ -81,7 +55,7 @@ def test_the_targets_greedy_answers_are_its_choices(target, drafter, tmp_path, c
 def test_foreign_answers_lower_the_share_and_are_warned_of(target, drafter, tmp_path, capsys):
     """Every token counts the same, whatever row it is in."""
     rows = [greedy_rows()[0], *map(foreign_row, range(5))]
-    facts = preflight(target, drafter, tmp_path / "new", rows, num_skipped=2)
+    facts = preflight(target, drafter, tmp_path, [*rows, *[([1, 2], [0, 0])] * 2])
     ids = jnp.asarray([ids for ids, _ in rows[1:]])
     best = np.asarray(jax.jit(target.model.apply)({"params": target.params}, ids)["logits"].argmax(-1))
     chosen = (best[:, 19:-1] == np.asarray(ids[:, 20:])).sum()
@@ -92,11 +66,12 @@ def test_foreign_answers_lower_the_share_and_are_warned_of(target, drafter, tmp_
         "rows": 6,
         "rows_read": 8,
         "rows_without_anchor": 2,
-        "rows_left_out": 3,
+        "rows_left_out": 0,
+        "rows_with_evaluated_prompts": 0,
         "tokens": len(CASES[0]["prompt"]) + answer + 300,
         "supervised_tokens": 1 + answer + 200,
     }
-    assert json.loads((tmp_path / "new" / "preflight.json").read_text()) == facts
+    assert json.loads((tmp_path / "preflight.json").read_text()) == facts
     shown = capsys.readouterr().out
     assert "warning" in shown and "domino_jax.regenerate" in shown and "2 have no anchor" in shown
     assert f"mask token {drafter.mask_token_id}" in shown and f"stop ids {target.stop_ids[0]}" in shown

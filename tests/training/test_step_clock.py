@@ -7,59 +7,34 @@ import pytest
 from domino_jax.training.step_clock import StepClock
 
 
-class Time:
-    """A clock that moves only when it is set."""
-
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-
-    def passes(self, seconds):
-        self.now += seconds
-
-
 @pytest.fixture
-def clock_time(monkeypatch):
-    return Time(monkeypatch)
+def passes(monkeypatch):
+    """A function that moves the time, which else stands."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, now[0] + seconds)
 
 
-def run_steps(clock, clock_time, count, waiting=1.0, working=3.0):
+def run_steps(clock, passes, count, working=3.0):
     for _ in range(count):
         with clock.waiting_for_data():
-            clock_time.passes(waiting)
-        clock_time.passes(working)
+            passes(1)
+        passes(working)
         clock.step_done(4, 400)
 
 
-def test_the_first_step_is_told_apart_and_counts_in_no_rate(clock_time):
+def test_the_first_step_counts_in_no_rate(passes):
     clock = StepClock()
-    clock_time.passes(7)
-    run_steps(clock, clock_time, 1, working=60.0)
-    assert clock.first_step_seconds == 60.0
-    assert set(clock.rates()) == set()
+    passes(7)
+    run_steps(clock, passes, 1, working=60.0)
+    assert clock.first_step_seconds == 60.0 and clock.rates() == {}
 
 
-def test_rates_of_an_interval(clock_time):
-    clock = StepClock()
-    run_steps(clock, clock_time, 3)
-    rates = clock.rates()
-    # Two steps of 4 rows and 400 tokens after the first one, in 8 seconds.
-    assert (rates["rows_per_second"], rates["tokens_per_second"]) == (1.0, 100.0)
-    assert rates["data_wait"] == 0.25
-    assert "mfu" not in rates
-
-
-def test_evaluation_and_checkpoints_stand_aside(clock_time):
-    clock = StepClock()
-    run_steps(clock, clock_time, 2)
-    with clock.aside():
-        clock_time.passes(500)
-    rates = clock.rates()
-    assert rates["rows_per_second"] == 1.0 and rates["data_wait"] == 0.25
-
-
-def test_mfu_is_the_lean_flops_against_the_peak_of_all_devices(clock_time):
+def test_rates_of_an_interval_are_those_of_its_steps_without_what_is_aside(passes):
+    """Two steps of 4 rows of 100 tokens after the first one, in 8 seconds."""
     clock = StepClock(row_flops=lambda length: 1e9 * length, peak_flops=1e12)
-    run_steps(clock, clock_time, 2)
-    # 4 rows of 100 tokens: 4e11 FLOPs in 4 seconds.
-    assert clock.rates()["mfu"] == pytest.approx(0.1)
+    run_steps(clock, passes, 3)
+    with clock.aside():
+        passes(500)
+    expected = {"rows_per_second": 1.0, "tokens_per_second": 100.0, "data_wait": 0.25, "mfu": 0.1}
+    assert clock.rates() == pytest.approx(expected)

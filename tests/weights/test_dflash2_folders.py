@@ -1,6 +1,5 @@
 """DFlash2's public folder: its keys in either place, its tensors under either name, and what contradicts it."""
 
-import dataclasses
 import filecmp
 
 import jax
@@ -36,12 +35,11 @@ def load(folder):
     return load_drafter(folder, target_config(TARGET), "float32")
 
 
-@pytest.mark.parametrize("place", ["top", "nested", "both"])
 @pytest.mark.parametrize("key", [*KEYS, "output_multiplier", "final_logit_softcapping", "input_embedding_scale"])
-def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key, place):
+def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key):
     value = KEYS[key] if key in KEYS else 1.5
-    nested, top = (value if place in (here, "both") else "absent" for here in ("nested", "top"))
-    assert getattr(read({key: nested}, **{key: top}), key) == value
+    for nested, top in ((value, "absent"), ("absent", value), (value, value)):
+        assert getattr(read({key: nested}, **{key: top}), key) == value
 
 
 def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
@@ -56,21 +54,12 @@ def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
 @pytest.mark.parametrize(
     ("top", "nested", "named"),
     [
-        *(({}, {key: "absent"}, f"dflash2\\) lacks {key}") for key in KEYS),
+        ({}, {"selector_rank": "absent"}, "dflash2\\) lacks selector_rank"),
         ({}, {"conv_kernel_size": 9}, r"conv_kernel_size 9 is not in 0\.\.8"),
         ({}, {"conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 64"),
-        ({}, {"conv_group_size": 0}, "conv_group_size 0 does not divide"),
-        ({}, {"selector_rank": 0}, "selector_rank 0 must be"),
         ({}, {"selector_top_k": 261}, r"selector_top_k 261 is not in 1\.\.260"),
-        ({}, {"selector_top_k": 2.5}, "selector_top_k 2.5; expected an integer"),
         ({"selector_rank": 13}, {}, "selector_rank = 13 at top level and 12 in dflash_config"),
-        ({}, {"projector_type": "domino"}, "projector_type 'domino' and architectures"),
         ({}, {"shift_label": True}, "shift_label True and architectures"),
-        ({"sample_from_anchor": True}, {}, "sample_from_anchor True and architectures"),
-        ({}, {"pure_draft_prefix_len": 1}, "pure_draft_prefix_len 1"),
-        ({}, {"output_multiplier": 0.0}, "output_multiplier 0.0; expected a finite number above 0"),
-        ({}, {"input_embedding_scale": "1"}, "input_embedding_scale '1'; expected"),
-        ({}, {"markov_rank": 4}, "markov_rank 4"),
         ({"architectures": ["DFlashDraftModel"]}, {}, "dflash_config.selector_rank 12"),
     ],
 )
@@ -103,30 +92,3 @@ def test_codebooks_are_read_under_both_names_and_not_twice(tmp_path):
     twice = {**tensors, f"{books[0]}.weight": tensors[books[0]]}
     with pytest.raises(DataError, match="1 twice"):
         load(write_model(tmp_path / "twice", raw, twice))
-
-
-LAYER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-LAYER += ("head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "model_type")
-
-
-def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
-    """Flat keys, layer ids one higher, shapes nested; whether sliding layers are causal is its own key."""
-    public, tensors = raw_config(NAME, "drafter"), stored_tensors(NAME, "drafter")
-    nested = public["dflash_config"]
-    raw = {
-        "architectures": ["DFlash2DraftModel"],
-        "speculators_model_type": "dflash2",
-        "transformer_layer_config": {key: public[key] for key in LAYER} | {"architectures": ["Qwen3ForCausalLM"]},
-        "draft_vocab_size": public["vocab_size"],
-        "aux_hidden_state_layer_ids": [index + 1 for index in nested["target_layer_ids"]],
-        "sample_from_anchor": False,
-        "sliding_window_non_causal": True,
-        **{key: value for key, value in nested.items() if key != "target_layer_ids"},
-    }
-    config, params = load(write_model(tmp_path / "theirs", raw, tensors))
-    expected, original = load(GOLDEN / NAME / "drafter")
-    assert config == dataclasses.replace(expected, layer_types=config.layer_types)
-    jax.tree.map(np.testing.assert_array_equal, original, params)
-    del raw["selector_rank"]
-    with pytest.raises(DataError, match="speculators, dflash2\\) lacks selector_rank"):
-        load(write_model(tmp_path / "less", raw, tensors))

@@ -10,11 +10,7 @@ import pytest
 from domino_jax.method.drafters import parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
-from domino_jax.weights.drafter import (
-    drafter_table,
-    load_drafter,
-    save_drafter,
-)
+from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
 from domino_jax.weights.fit import check_fits
 from tests.helpers.golden_files import SETS, folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import MARKOV_SETS
@@ -46,40 +42,30 @@ def test_a_float32_drafter_written_back_is_the_same_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("through", ["bfloat16", "float32"])
-@pytest.mark.parametrize("head", ["domino", "dflash"])
-@pytest.mark.parametrize("name", SETS)
-def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name, head, through):
-    config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
-    if head == "dflash":
+@pytest.mark.parametrize("name", [*SETS, "plain", *MARKOV_SETS, "eagle3"])
+def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name, through):
+    folder = "tied_shift" if name == "plain" else name
+    config, params = load_drafter(GOLDEN / folder / "drafter", target_config(folder), "float32")
+    if name == "plain":
         del params["head"]
         config = without_head(config)
     save_drafter(tmp_path / "first", config, params)
-    again, params = load_drafter(tmp_path / "first", target_config(name), through)
+    again, params = load_drafter(tmp_path / "first", target_config(folder), through)
     save_drafter(tmp_path / "second", again, params)
-    assert again == dataclasses.replace(config, layer_types=again.layer_types)
+    assert again.to_dict() == config.to_dict()
     names = ["config.json", hf.SINGLE]
     assert filecmp.cmpfiles(tmp_path / "first", tmp_path / "second", names, shallow=False) == (names, [], [])
 
 
-def test_the_written_config_has_the_keys_of_the_public_one(tmp_path):
-    config, params = load_drafter(GOLDEN / "tied_shift" / "drafter", target_config("tied_shift"), "float32")
-    save_drafter(tmp_path, config, params)
-    raw = hf.read_config(tmp_path)
-    assert set(PUBLIC_8B) <= set(raw)
-    assert raw["dflash_config"] == raw_config("tied_shift", "drafter")["dflash_config"]
-    assert (raw["architectures"], raw["dtype"]) == (["DFlashDraftModel"], "bfloat16")
-    assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"] == 1e6
-
-
-@pytest.mark.parametrize("moved", [["prefix_gru.weight_ih_l0"], HEAD], ids=["one", "all"])
-def test_the_old_logit_head_prefix_is_stripped(tmp_path, moved):
-    tensors = {
-        f"logit_head.{key}" if key.startswith(tuple(moved)) else key: array
-        for key, array in stored_tensors("tied_shift", "drafter").items()
-    }
-    folder = write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors)
-    _, params = load_drafter(folder, target_config("tied_shift"), "float32")
-    _, expected = load_drafter(GOLDEN / "tied_shift" / "drafter", target_config("tied_shift"), "float32")
+@pytest.mark.parametrize(
+    ("name", "moved"), [("tied_shift", "prefix_gru.weight_ih_l0"), ("tied_shift", HEAD), ("markov_rnn", "markov_head.")]
+)
+def test_the_old_logit_head_prefix_is_stripped(tmp_path, name, moved):
+    stored = stored_tensors(name, "drafter").items()
+    tensors = {f"logit_head.{key}" if key.startswith(moved) else key: array for key, array in stored}
+    folder = write_model(tmp_path, raw_config(name, "drafter"), tensors)
+    _, params = load_drafter(folder, target_config(name), "float32")
+    _, expected = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
     jax.tree.map(np.testing.assert_array_equal, expected, params)
 
 
@@ -107,11 +93,9 @@ def test_a_dflash_config_over_a_domino_file_is_refused(tmp_path):
     "drafter, target, values",
     [
         ({}, {"hidden_size": 128}, "hidden_size 64.* 128"),
-        ({}, {"vocab_size": 300}, "vocab_size 260.* 300"),
         ({}, {"num_hidden_layers": 7}, "target layers 6.* 7"),
         # The last layer's public hidden state is normed already.
         ({"target_layer_ids": (1, 5)}, {}, r"target_layer_ids hold \[5\], but the target has layers 0\.\.5"),
-        ({"target_layer_ids": (1, 6)}, {}, r"target_layer_ids hold \[6\]"),
         ({"target_layer_ids": (-1, 1)}, {}, r"target_layer_ids hold \[-1\]"),
     ],
 )
@@ -120,31 +104,6 @@ def test_a_drafter_that_does_not_fit_is_refused_with_both_values(drafter, target
     with pytest.raises(DataError, match=values):
         check_fits(dataclasses.replace(config, **drafter), dataclasses.replace(target_config("tied_shift"), **target))
     check_fits(dataclasses.replace(config, target_layer_ids=(0, 4)), target_config("tied_shift"))
-
-
-def test_a_drafter_is_held_against_its_target_when_it_is_loaded():
-    with pytest.raises(DataError, match="hidden_size"):
-        target = dataclasses.replace(target_config("tied_shift"), hidden_size=128)
-        load_drafter(GOLDEN / "tied_shift" / "drafter", target, "float32")
-
-
-@pytest.mark.parametrize("change", [{"target_layer_ids": 3}, {"block_size": "big"}, {"mask_token_id": [1]}])
-def test_a_value_of_the_wrong_kind_is_a_short_data_error(tmp_path, change):
-    raw = raw_config("tied_shift", "drafter")
-    raw.pop("block_size", None)
-    raw["dflash_config"] = {"block_size": 8, **raw["dflash_config"], **change}
-    with pytest.raises(DataError) as error:
-        load_drafter(
-            write_model(tmp_path, raw, stored_tensors("tied_shift", "drafter")), target_config("tied_shift"), "float32"
-        )
-    assert len(str(error.value).splitlines()) <= 3
-
-
-def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
-    (tmp_path / "config.json").write_text('{"seed": 0}')  # the recipe of the run
-    write_model(tmp_path / "export", raw_config("tied_shift", "drafter"), stored_tensors("tied_shift", "drafter"))
-    config, _ = load_drafter(tmp_path, target_config("tied_shift"), "float32")
-    assert config.block_size == 8
 
 
 def test_copies_of_the_targets_embeddings_are_compared_and_left_out(tmp_path):
@@ -181,13 +140,6 @@ def test_deepspecs_files_are_read_when_their_embeddings_are_the_targets(tmp_path
     jax.tree.map(np.testing.assert_array_equal, params, tensors)
 
 
-def test_deepspecs_files_with_other_embeddings_are_refused(tmp_path):
-    other = {"lm_head.weight": np.ones((260, 64), np.float32)}
-    with pytest.raises(DataError, match="lm_head.weight differs from the target's model.embed_tokens.weight"):
-        path = folder_of("markov_vanilla", "target")
-        load_drafter(deepspec_folder(tmp_path, **other), target_config("markov_vanilla"), "float32", target_path=path)
-
-
 def nemos_config(**causal: bool) -> dict:
     """config.json as NeMo AutoModel 0.7.0 builds it: the target's keys with those of the draft over them."""
     drafter = raw_config("tied_shift", "drafter")
@@ -216,24 +168,6 @@ def test_drafters_of_nemo_are_read(tmp_path, head, causal):
     assert (config.head, config.shift_label, config.is_causal) == (head, head == "domino", causal.get("causal"))
     assert (config.target_layer_ids, config.block_size) == (public.target_layer_ids, public.block_size)
     jax.tree.map(np.testing.assert_array_equal, params, {part: expected[part] for part in params})
-
-
-@pytest.mark.parametrize("name", MARKOV_SETS)
-def test_an_exported_markov_drafter_is_read_back_to_the_byte(tmp_path, name):
-    config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
-    save_drafter(tmp_path / "first", config, params)
-    again, params = load_drafter(tmp_path / "first", target_config(name), "bfloat16")
-    save_drafter(tmp_path / "second", again, params)
-    names = ["config.json", hf.SINGLE]
-    assert filecmp.cmpfiles(tmp_path / "first", tmp_path / "second", names, shallow=False) == (names, [], [])
-
-
-def test_early_markov_files_have_a_prefix(tmp_path):
-    tensors = stored_tensors("markov_rnn", "drafter")
-    heads = {f"logit_head.{name}": tensors.pop(name) for name in list(tensors) if name.startswith("markov_head.")}
-    assert len(heads) == 4
-    folder = write_model(tmp_path, raw_config("markov_rnn", "drafter"), tensors | heads)
-    load_drafter(folder, target_config("markov_rnn"), "float32")
 
 
 @pytest.mark.parametrize(

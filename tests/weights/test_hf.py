@@ -32,38 +32,10 @@ def index_folder(folder: Path, weight_map: dict) -> Path:
     return folder
 
 
-def test_shards_named_by_the_index_are_read(tmp_path):
-    index_folder(tmp_path, {"a": "x.safetensors", "b": "y.safetensors"})
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "x.safetensors")
-    save_file({"b": np.zeros(3, np.float32)}, tmp_path / "y.safetensors")
-    tensors = hf.open_tensors(tmp_path)
-    assert {name: tensor.shape for name, tensor in tensors.items()} == {"a": (2,), "b": (3,)}
+ESCAPES = ["../out.safetensors", "/etc/out.safetensors", "a\\out.safetensors", "a\0.safetensors", "w.bin", "..", 7]
 
 
-def test_weights_beside_those_that_are_read_are_named(tmp_path, caplog):
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / hf.SINGLE)
-    assert len(hf.open_tensors(tmp_path)) == 1 and not caplog.records
-    for name in ("adapter_model.safetensors", "model-1.safetensors"):
-        save_file({"a": np.zeros(2, np.float32)}, tmp_path / name)
-    assert hf.open_tensors(tmp_path)["a"].read().all() and len(hf.open_tensors(tmp_path)) == 1
-    [record] = caplog.records
-    names = "adapter_model.safetensors, model-1.safetensors, model.safetensors"
-    assert f"{tmp_path} holds {names}: only model.safetensors is read" in record.getMessage()
-
-
-ESCAPES = [
-    "../out.safetensors",
-    "/etc/out.safetensors",
-    "a\\out.safetensors",
-    "a\0.safetensors",
-    "w.bin",
-    "..",
-    7,
-    None,
-]
-
-
-@pytest.mark.parametrize("shard", [*ESCAPES, ["x"]])
+@pytest.mark.parametrize("shard", ESCAPES)
 def test_no_shard_is_opened_when_the_name_of_one_leaves_the_folder(tmp_path, monkeypatch, shard):
     save_file({"a": np.ones(2, np.float32)}, tmp_path / "out.safetensors")
     folder = index_folder(tmp_path / "model", {"a": "good.safetensors", "b": shard})
@@ -82,16 +54,6 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
     readers = {"config.json": hf.read_config, "tokenizer.json": hf.load_tokenizer}
     with pytest.raises(DataError, match=f"'{name}' links to .*outside, outside the folder"):
         readers.get(name, hf.open_tensors)(folder)
-
-
-def test_a_link_within_the_folder_is_followed_and_a_loop_of_links_refused(tmp_path):
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "weights")
-    (tmp_path / hf.SINGLE).symlink_to("weights")
-    assert list(hf.open_tensors(tmp_path)) == ["a"]
-    (tmp_path / "weights").unlink()
-    (tmp_path / "weights").symlink_to(hf.SINGLE)
-    with pytest.raises(DataError):
-        hf.open_tensors(tmp_path)
 
 
 def hub_snapshot(cache: Path) -> Path:
@@ -121,35 +83,24 @@ def test_a_hub_snapshot_may_link_into_its_blobs_and_not_beyond(tmp_path):
 @pytest.mark.parametrize(
     "weight_map, reason",
     [
-        ({"a": "x.safetensors", "b": "x.safetensors", "c": "x.safetensors"}, "lack them: c"),
+        ({"a": "x.safetensors", "c": "x.safetensors"}, "lack them: c"),
         ({"a": "x.safetensors", "b": "gone.safetensors"}, "lacks gone.safetensors"),
-        ({}, "no weight_map"),
         (["x.safetensors"], "no weight_map"),
     ],
 )
 def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path, weight_map, reason):
-    index_folder(tmp_path, weight_map)
-    save_file({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}, tmp_path / "x.safetensors")
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "y.safetensors")
+    save_file({"a": np.ones(2, np.float32)}, index_folder(tmp_path, weight_map) / "x.safetensors")
     with pytest.raises(DataError) as error:
         hf.open_tensors(tmp_path)
     assert reason in message_of(error)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "weights.npy"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_a_folder_of_pickles_is_refused_unopened(tmp_path, name):
     os.mkfifo(tmp_path / name)  # opening it would block for ever
     with pytest.raises(DataError) as error:
         hf.open_tensors(tmp_path)
     assert name in message_of(error) and "not opened" in str(error.value) and "safetensors" in str(error.value)
-
-
-def test_a_folder_without_weights_is_refused_and_a_pipe_in_their_place_does_not_block(tmp_path):
-    for _ in range(2):
-        with pytest.raises(DataError, match="holds neither model.safetensors nor"):
-            hf.open_tensors(tmp_path)
-        if not (tmp_path / hf.SINGLE).exists():
-            os.mkfifo(tmp_path / hf.SINGLE)
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -161,9 +112,7 @@ def test_a_folder_without_weights_is_refused_and_a_pipe_in_their_place_does_not_
         (b"[1]", "JSON list"),
         (b'{"a": 1', "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
-        (b'{"a":' * 100_000, "not valid JSON"),
         (b'{"a":' * 101 + b"1" + b"}" * 101, "nested too deeply"),
-        (b"", "not valid JSON"),
     ],
 )
 def test_a_config_that_is_no_plain_json_object_is_refused(tmp_path, text, reason):
@@ -189,12 +138,6 @@ def test_a_pointer_or_a_web_page_in_place_of_a_file_is_named(tmp_path, name, rea
         assert name in message_of(error)
 
 
-def test_a_missing_config_is_refused_when_it_is_required(tmp_path):
-    assert hf.read_json(tmp_path, "config.json", required=False) == {}
-    with pytest.raises(DataError, match="holds no config.json"):
-        hf.read_json(tmp_path, "config.json")
-
-
 def test_auto_map_is_ignored_with_one_warning_and_never_imported(tmp_path, caplog):
     (tmp_path / "canary.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')")
     (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "canary.Model"}, "vocab_size": 3}))
@@ -208,10 +151,8 @@ def test_auto_map_is_ignored_with_one_warning_and_never_imported(tmp_path, caplo
     "generation, config, expected",
     [
         ({"eos_token_id": [5, 3]}, {"eos_token_id": 4}, (3, 4, 5)),
-        ({"eos_token_id": 3}, {"eos_token_id": 3}, (3,)),
         (None, {"eos_token_id": 4}, (4,)),
         ({"eos_token_id": None}, {}, ()),
-        (None, None, ()),
     ],
 )
 def test_stop_ids_are_the_union_of_both_files(tmp_path, generation, config, expected):
@@ -232,7 +173,7 @@ def test_the_token_that_closes_a_turn_is_a_stop_id_whatever_eos_token_id_is(tmp_
     assert hf.stop_ids(tmp_path, hf.load_tokenizer(tmp_path)) == ((1530,) if eos else ())
 
 
-@pytest.mark.parametrize("value", ["<eos>", [1, "2"], True, -1, 1.5])
+@pytest.mark.parametrize("value", ["<eos>", [1, "2"], -1])
 def test_a_stop_id_that_is_no_token_id_is_refused(tmp_path, value):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(DataError, match="eos_token_id"):
@@ -257,7 +198,7 @@ def test_local_folders_never_ask_a_hub(tmp_path, no_hub, monkeypatch):
         assert hf.resolve_folder(path).resolve() == (tmp_path / "owner" / "name").resolve()
 
 
-@pytest.mark.parametrize("path", ["./nope", "../nope", "/nope/x", "~/nope", "s3://bucket/model", "FILE"])
+@pytest.mark.parametrize("path", ["./nope", "~/nope", "s3://bucket/model", "FILE"])
 def test_a_local_path_that_is_no_folder_is_a_usage_error(tmp_path, no_hub, path):
     (tmp_path / "file").write_text("")
     path = path.replace("FILE", str(tmp_path / "file"))
@@ -308,44 +249,20 @@ def test_the_hub_is_queried_for_weights_and_tokenizer_files_of_the_named_revisio
 # ---- tokenizer -------------------------------------------------------------------------------------------------------
 
 
-def write_tokenizer(folder: Path, template: str) -> None:
-    model = {"type": "WordLevel", "vocab": {"yes": 0, "no": 1, "?": 2}, "unk_token": "?"}
-    content = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    (folder / "chat_template.jinja").write_text(template)
-
-
-def test_a_tokenizer_and_its_template_are_loaded_from_local_files_if_there_are_any(tmp_path):
-    assert hf.load_tokenizer(tmp_path) is None
-    write_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }} {% endfor %}")
-    tokenizer = hf.load_tokenizer(tmp_path)
-    assert tokenizer.encode("no yes", add_special_tokens=False) == [1, 0]
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "no"}], tokenize=False) == "no "
-
-
-def test_two_different_templates_are_named(tmp_path, caplog):
-    write_tokenizer(tmp_path, "{{ messages }}")
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    for other, warnings in (("{{ messages }}", 0), ("{{ other }}", 1)):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": other}))
-        assert hf.load_tokenizer(tmp_path).chat_template == "{{ messages }}"
-        assert caplog.text.count("has two chat templates: chat_template.jinja is read") == warnings
-    (tmp_path / "chat_template.jinja").unlink()
-    named = [{"name": name, "template": name} for name in ("default", "tool_use")]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
-    hf.load_tokenizer(tmp_path)
-    assert "the chat templates default, tool_use: default is read" in caplog.text
-
-
-def test_a_template_that_reaches_for_python_is_stopped_by_the_sandbox(tmp_path):
-    write_tokenizer(tmp_path, "{{ messages.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(Exception, match="unsafe"):
-        hf.load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "no"}], tokenize=False)
-
-
 def test_a_damaged_tokenizer_is_a_short_data_error(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(DataError, match="cannot be loaded") as error:
         hf.load_tokenizer(tmp_path)
     message_of(error)
+
+
+def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplog):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ASSETS / "tiny_qwen3" / name, tmp_path)
+    for name in (hf.SINGLE, "adapter_model.safetensors"):
+        save_file({"a": np.ones(2, np.float32)}, tmp_path / name)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "{{ other }}"}))
+    assert len(hf.open_tensors(tmp_path)) == 1 and hf.load_tokenizer(tmp_path).chat_template != "{{ other }}"
+    assert "holds adapter_model.safetensors, model.safetensors: only model.safetensors is read" in caplog.text
+    assert "has two chat templates: chat_template.jinja is read" in caplog.text

@@ -9,16 +9,15 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from domino_jax.models import sharding
 from domino_jax.models.quantized import dequantized, is_quantized
-from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.identity import target_identity
-from domino_jax.weights.random_weights import target_or_random
 from domino_jax.weights.target import file_tensors, load_target, target_table
+from tests.helpers.golden_files import check_logits
 from tests.helpers.models import GOLDEN
 
 FOLDERS = GOLDEN / "moe"
@@ -31,10 +30,7 @@ def config_of(form: str) -> dict:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_folder_gives_the_logits_of_transformers(form):
-    golden = load_file(FOLDERS / "golden.safetensors")
-    config, params = load_target(FOLDERS / form, "float32")
-    run = jax.jit(lambda tokens: Qwen3(config).apply({"params": params}, tokens)["logits"])
-    np.testing.assert_allclose(run(golden["input_ids"].astype(np.int32)), golden[form], rtol=0, atol=1e-4)
+    config, params = check_logits(FOLDERS, form)
     if form == "fp8":
         assert is_quantized(params["layers_0"]["mlp"]["experts"]["up_proj"]["kernel"])
     sparse = ["experts" in params[f"layers_{index}"]["mlp"] for index in range(config.num_hidden_layers)]
@@ -62,26 +58,15 @@ def test_copies_in_eight_bits_leave_the_router_and_are_scaled_by_expert_and_chan
         assert (abs(dequantized(copy) - kernel) <= largest * (0.5 / 127 if quantize == "int8" else 2**-4)).all()
 
 
-def test_a_folder_without_weights_gets_random_ones(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config_of("fp8")))
-    loaded = target_or_random(str(tmp_path), "bfloat16")
-    run = jax.jit(lambda tokens: loaded.model.apply({"params": loaded.params}, tokens)["logits"])
-    logits = run(np.zeros((1, 3), np.int32))
-    assert np.isfinite(logits).all() and float(logits.std()) > 0
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_experts": None}, "says qwen3_moe but lacks num_experts;"),
-        ({"moe_intermediate_size": None}, "lacks moe_intermediate_size"),
-        ({"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9; expected an integer from 1 to 8"),
         ({"num_local_experts": 4}, "'num_experts': 8, 'num_local_experts': 4"),
-        ({"decoder_sparse_step": 0}, "decoder_sparse_step = 0; expected an integer from 1"),
         ({"mlp_only_layers": "1"}, "mlp_only_layers = '1'; expected a list"),
         ({"norm_topk_prob": "false"}, "norm_topk_prob = 'false'; expected true or false"),
-        *(({"model_type": name}, f"'{name}', but the target") for name in ("qwen2_moe", "mixtral", "qwen3_next")),
+        ({"model_type": "mixtral"}, "'mixtral', but the target"),
     ],
 )
 def test_a_config_that_lacks_a_field_or_is_another_mixture_is_refused_in_one_sentence(changes, message):
@@ -89,14 +74,6 @@ def test_a_config_that_lacks_a_field_or_is_another_mixture_is_refused_in_one_sen
     with pytest.raises(DataError) as error:
         Qwen3Config.from_dict(raw)
     assert message in str(error.value) and len(str(error.value).splitlines()) == 1
-
-
-def test_a_missing_expert_is_named(tmp_path):
-    shutil.copytree(FOLDERS / "every_layer", tmp_path / "target")
-    raw = config_of("every_layer") | {"num_experts": 9}
-    (tmp_path / "target" / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(DataError, match=r"6 missing(.|\n)*misshaped(.|\n)*experts\.8\.gate_proj"):
-        load_target(tmp_path / "target", "float32")
 
 
 def test_experts_that_the_tensor_axis_does_not_divide_are_refused():
@@ -111,5 +88,4 @@ def test_targets_that_route_otherwise_are_different_models(tmp_path):
     shutil.copytree(FOLDERS / "every_layer", tmp_path / "target")
     raw = config_of("every_layer") | {"norm_topk_prob": False}
     (tmp_path / "target" / "config.json").write_text(json.dumps(raw))
-    ours, other = (target_identity(folder)["weights"] for folder in (FOLDERS / "every_layer", tmp_path / "target"))
-    assert ours != other
+    assert target_identity(FOLDERS / "every_layer")["weights"] != target_identity(tmp_path / "target")["weights"]

@@ -4,14 +4,13 @@ tests/golden/quantized has one random Qwen3 in four public layouts (tests/golden
 """
 
 import json
-import pathlib
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from domino_jax.method.pair import Pair
 from domino_jax.models.quantized import dequantized, is_quantized, quantize
@@ -23,6 +22,7 @@ from domino_jax.weights.loading import load_target as load
 from domino_jax.weights.random_weights import target_or_random
 from domino_jax.weights.target import load_target
 from tests.helpers.decoding_models import check_lossless, make_generator, random_drafter, random_prompts
+from tests.helpers.golden_files import check_logits
 from tests.helpers.models import GOLDEN
 
 FOLDERS = GOLDEN / "quantized"
@@ -48,10 +48,7 @@ def folder_with(tmp_path, form: str, **changes) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_public_folder_gives_the_logits_of_transformers_with_its_dequantized_weights(form):
-    golden = load_file(FOLDERS / "golden.safetensors")
-    config, params = load_target(FOLDERS / form, "float32")
-    run = jax.jit(lambda tokens: Qwen3(config).apply({"params": params}, tokens)["logits"])
-    np.testing.assert_allclose(run(golden["input_ids"].astype(np.int32)), golden[form], rtol=0, atol=1e-4)
+    _, params = check_logits(FOLDERS, form)
     layer = params["layers_0"]
     assert layer["self_attn"]["q_proj"]["kernel"]["q"].dtype == FORMS[form]
     # What the folder leaves floating stays so: always the embedding, and the modules that it names.
@@ -87,25 +84,15 @@ def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_what_it_is_
     ("form", "changes", "named"),
     [
         ("fp8", {"quant_method": "awq", "bits": 4}, "quant_method 'awq'"),
-        ("fp8", {"quant_method": "gptq", "bits": 8}, "quant_method 'gptq'"),
-        ("fp8", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
-        ("fp8", {"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
-        ("fp8", {"weight_block_size": None}, "weight_block_size None"),
         ("fp8", {"weight_block_size": [64, 64]}, "weight_block_size [64, 64]"),
         ("fp8", {"activation_scheme": "static"}, "activation_scheme 'static'"),
         ("fp8", {"scale_fmt": "ue8m0"}, "scale_fmt 'ue8m0'"),
         ("pack_quantized", {"weights__num_bits": 4}, "weights.num_bits 4"),
         ("pack_quantized", {"weights__strategy": "group", "weights__group_size": 128}, "weights.strategy 'group'"),
         ("pack_quantized", {"weights__symmetric": False}, "weights.symmetric False"),
-        ("pack_quantized", {"weights__actorder": "weight"}, "weights.actorder 'weight'"),
         ("float_quantized", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
-        ("float_quantized", {"weights__type": "int"}, "weights.type 'int'"),
-        ("float_quantized", {"weights__strategy": "tensor"}, "weights.strategy 'tensor'"),
         ("float_quantized", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
-        ("float_quantized", {"transform_config": {"config_groups": {}}}, "transform_config"),
-        ("float_quantized", {"config_groups": {}}, "config_groups {}"),
         ("float_quantized", {"config_groups": {"group_0": "all"}}, "config_groups.group_0 'all', expected an object"),
-        ("float_quantized", {"sparsity_config": "dense"}, "sparsity_config 'dense', expected an object"),
     ],
 )
 def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, form, changes, named):
@@ -114,13 +101,6 @@ def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, fo
     message = str(error.value)
     assert named in message and "Qwen/Qwen3-8B-FP8" in message and "target.quantize=int8" in message
     assert "target/config.json has quantization_config." in message and len(message.splitlines()) == 1
-
-
-def test_a_description_that_is_no_object_is_refused_by_its_key(tmp_path):
-    folder = pathlib.Path(folder_with(tmp_path, "fp8"))
-    (folder / "config.json").write_text(json.dumps(config_of("fp8") | {"quantization_config": "fp8"}))
-    with pytest.raises(DataError, match="target/config.json has quantization_config 'fp8', expected an object"):
-        load_target(folder, "float32")
 
 
 def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tmp_path):
@@ -136,10 +116,6 @@ def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tm
     del tensors[f"{name}_scale_inv"]
     save_file(tensors, f"{folder}/model.safetensors")
     with pytest.raises(DataError, match=f"1 missing(.|\n)*{name}_scale_inv"):
-        load_target(folder, "float32")
-    tensors[f"{name}_scale_inv"] = np.full_like(scale, np.nan)
-    save_file(tensors, f"{folder}/model.safetensors")
-    with pytest.raises(DataError, match="weight_scale_inv' holds NaN"):
         load_target(folder, "float32")
 
 

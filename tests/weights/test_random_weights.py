@@ -52,7 +52,6 @@ def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp
     ("changes", "code", "message"),
     [
         ({"config.decode.simulate_tau": 5.5}, 2, "decode.simulate_tau is 5.5, but a round of 4 drafts emits 5"),
-        ({"config.drafter.target_layer_ids": "(0,7)"}, 2, "target_layer_ids [0, 7] must be in 0..0"),
         ({"config.decode.simulate_tau": 0.0, "config.eval.prompts": "none.jsonl"}, 3, "it is not a complete"),
     ],
 )

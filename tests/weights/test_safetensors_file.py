@@ -11,8 +11,6 @@ from safetensors.numpy import save_file
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 
-F32_PAIR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
 
 def sized(header: dict | bytes, data: bytes = b"\0" * 8) -> bytes:
     """A file of this header and these bytes of tensors."""
@@ -20,13 +18,7 @@ def sized(header: dict | bytes, data: bytes = b"\0" * 8) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def entry(**changes) -> dict:
-    return {"a": {**F32_PAIR, **changes}}
-
-
-@pytest.mark.parametrize(
-    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "int8", "bool"])
 def test_a_tensor_and_a_slice_of_it_are_what_the_public_library_wrote(tmp_path, dtype):
     array = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]]).astype(dtype)
     save_file({"a": array}, tmp_path / hf.SINGLE)
@@ -38,21 +30,12 @@ def test_a_tensor_and_a_slice_of_it_are_what_the_public_library_wrote(tmp_path, 
     assert whole.dtype == part.dtype == array.dtype
 
 
-REFUSED = {
-    "empty file": (b"", "not a complete safetensors file"),
+ENTRY = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+REFUSED = {  # safetensors judges; here its errors become messages
     "pickle bytes": (b"\x80\x04\x95" + b"\0" * 40, "not a complete safetensors file"),
-    "header of 2^63 bytes": ((2**63).to_bytes(8, "little") + b"{}", "not a complete safetensors file"),
-    "header longer than the file": ((100).to_bytes(8, "little") + b"{}", "not a complete safetensors file"),
     "header is no JSON": (sized(b"{a}}"), "invalid JSON"),
     "header nested deep": (sized(b'{"a":' * 200_000), "recursion limit"),
-    "truncated data": (sized(entry(), b"\0" * 7), "file not fully covered"),
-    "trailing bytes": (sized(entry(), b"\0" * 9), "file not fully covered"),
-    "overlap": (sized({**entry(), "b": {**F32_PAIR, "data_offsets": [4, 12]}}, b"\0" * 12), "invalid offset"),
-    "shape against offsets": (sized(entry(shape=[3])), "invalid shape"),
-    "overflowing shape": (sized(entry(shape=[2**62, 2**62])), "overflow"),
-    "size of 4001 digits": (sized(entry(shape=[10**4000])), "out of range"),
-    "fractional size": (sized(entry(shape=[2.0])), "expected usize"),
-    "missing field": (sized({"a": {"dtype": "F32", "shape": [2]}}), "missing field"),
+    "truncated data": (sized(ENTRY, b"\0" * 7), "file not fully covered"),
 }
 
 
@@ -65,7 +48,7 @@ def test_a_file_outside_the_format_is_refused(tmp_path, content, reason):
     assert str(tmp_path / hf.SINGLE) in str(error.value)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_nan_and_infinity_are_refused_naming_the_tensor_and_the_largest_values_are_read(tmp_path, dtype):
     limits = jnp.finfo(dtype)
     fine = np.array([[limits.max, limits.min, limits.tiny], [0, 1, -1]], dtype)
@@ -78,14 +61,6 @@ def test_nan_and_infinity_are_refused_naming_the_tensor_and_the_largest_values_a
     for name in bad:
         with pytest.raises(DataError, match=f"'{name}' holds NaN or an infinity"):
             tensors.read(name)
-
-
-def test_a_file_cut_short_after_it_was_opened_is_a_data_error(tmp_path):
-    save_file({"a": np.ones(5000, np.float32)}, tmp_path / hf.SINGLE)
-    tensors = hf.open_tensors(tmp_path)
-    (tmp_path / hf.SINGLE).write_bytes(b"")
-    with pytest.raises(DataError, match="not a complete safetensors file"):
-        tensors.read("a")
 
 
 def test_random_damages_give_a_data_error_or_a_tensor_and_nothing_else(tmp_path):

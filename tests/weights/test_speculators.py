@@ -75,30 +75,40 @@ def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path, name, algo
     jax.tree.map(np.testing.assert_array_equal, original, params)
 
 
-@pytest.mark.parametrize("name", MARKOV_SETS)
-def test_a_dspark_folder_is_the_drafter_it_was_made_of(tmp_path, name):
-    """Shifted by default there; as in DFlash2's folders, the nested layer may name the class of the target."""
+KINDS = {**dict.fromkeys(MARKOV_SETS, "dspark"), "dflash2": "dflash2"}
+# Shifted by default in one; whether sliding layers are causal is its own key in the other.
+CHOICES = {
+    "dspark": {"sample_from_anchor": True},
+    "dflash2": {"sample_from_anchor": False, "sliding_window_non_causal": True},
+}
+WRONG = {
+    "dspark": {"sample_from_anchor": (False, None), "markov_head_type": (None,)},
+    "dflash2": {"selector_rank": (None,)},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_folder_with_another_head_is_the_drafter_it_was_made_of(tmp_path, name):
+    """The head's keys are flat there. The nested layer may name the class of the target."""
     public, tensors = raw_config(name, "drafter"), stored_tensors(name, "drafter")
-    nested, target = public["dflash_config"], target_config(name)
+    nested, target, kind = public.pop("dflash_config"), target_config(name), KINDS[name]
+    apart = ("target_layer_ids", "shift_label", "projector_type", "attention_mode")
     raw = {
-        "architectures": ["DSparkDraftModel"],
-        "speculators_model_type": "dspark",
-        "transformer_layer_config": {
-            **{key: value for key, value in public.items() if key not in ("dflash_config", *MARKOV_KEYS)},
-            "architectures": ["Qwen3ForCausalLM"],
-        },
+        "architectures": ["DraftModel"],
+        "speculators_model_type": kind,
+        "transformer_layer_config": {key: public[key] for key in public if key not in MARKOV_KEYS}
+        | {"architectures": ["Qwen3ForCausalLM"]},
         "draft_vocab_size": public["vocab_size"],
-        "block_size": public["block_size"],
         "aux_hidden_state_layer_ids": [index + 1 for index in nested["target_layer_ids"]],
-        "mask_token_id": nested["mask_token_id"],
-        "sample_from_anchor": True,
-        **{key: nested[key] for key in MARKOV_KEYS},
+        **{key: public[key] for key in ("block_size", *MARKOV_KEYS) if key in public},
+        **{key: value for key, value in nested.items() if key not in apart},
+        **CHOICES[kind],
     }
     config, params = load_drafter(write_model(tmp_path / "theirs", raw, tensors), target, "float32")
     expected, original = load_drafter(GOLDEN / name / "drafter", target, "float32")
     assert config.to_dict() == expected.to_dict()
     jax.tree.map(np.testing.assert_array_equal, original, params)
-    for key, value in (("sample_from_anchor", False), ("sample_from_anchor", None), ("markov_head_type", None)):
+    for key, value in ((key, value) for key, values in WRONG[kind].items() for value in values):
         with pytest.raises(DataError, match=key):
             load_drafter(write_model(tmp_path / "other", raw | {key: value}, tensors), target, "float32")
 
@@ -132,7 +142,6 @@ def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal,
     [
         ({"speculators_model_type": "mtp"}, "speculators_model_type 'mtp'"),
         ({"draft_vocab_size": 100}, "draft_vocab_size 100 and vocab_size 260"),
-        ({"draft_vocab_size": "absent"}, "lacks draft_vocab_size"),
         ({"sample_from_anchor": "absent"}, "lacks sample_from_anchor"),
         ({"mask_token_id": None}, "lacks mask_token_id"),
         ({"aux_hidden_state_layer_ids": 3}, "aux_hidden_state_layer_ids 3; expected a list"),
@@ -159,9 +168,8 @@ def test_embeddings_that_are_not_the_targets_are_refused(tmp_path, name, tensor)
 
 def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
     target = target_config("untied_noshift")
-    config, params = load_drafter(
-        speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False), target, "float32"
-    )
+    theirs = speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False)
+    config, params = load_drafter(theirs, target, "float32")
     save_drafter(tmp_path / "ours", config, params, "float32", formats.SERVING, "owner/target")
     raw = hf.read_config(tmp_path / "ours")
     assert raw["speculators_model_type"] == "dflash"

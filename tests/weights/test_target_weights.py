@@ -2,9 +2,7 @@
 
 import filecmp
 import json
-import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from assets.target_folder import save_target
-from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights import hf, loading
+from domino_jax.runtime.errors import DataError
+from domino_jax.weights import hf
 from domino_jax.weights.target import load_target
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, write_model
 from tests.helpers.paths import GOLDEN, ROOT
@@ -53,19 +50,6 @@ def test_a_bfloat16_target_keeps_its_bytes_whatever_type_it_is_loaded_as(tmp_pat
     save_target(tmp_path / "out", config, params)
     before, after = load_file(source / hf.SINGLE), load_file(tmp_path / "out" / hf.SINGLE)
     assert {key: array.tobytes() for key, array in after.items()} == {key: a.tobytes() for key, a in before.items()}
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_written_config_reads_back_as_the_same_and_holds_every_key_that_transformers_gives(tmp_path, name):
-    config, params = load_target(GOLDEN / name / "target", "bfloat16")
-    save_target(tmp_path, config, params, token_ids={"eos_token_id": 257, "bos_token_id": 256, "pad_token_id": 0})
-    raw, theirs = hf.read_config(tmp_path), hf.read_config(GOLDEN / name / "target")
-    assert Qwen3Config.from_dict(raw) == config and hf.stop_ids(tmp_path) == (257,)
-    assert (raw["dtype"], raw["rope_theta"]) == ("bfloat16", raw["rope_parameters"]["rope_theta"])
-    assert set(theirs) - set(raw) <= {"transformers_version", "torch_dtype"}
-    different = {key for key in set(raw) & set(theirs) if raw[key] != theirs[key]}
-    # max_window_layers is without effect while use_sliding_window is false.
-    assert different <= {"max_window_layers", "dtype", "eos_token_id", "bos_token_id", "pad_token_id"}
 
 
 def test_a_sharded_target_loads_as_the_single_file_does(tmp_path):
@@ -170,31 +154,16 @@ def test_a_value_that_is_not_finite_in_the_wanted_type_is_refused_by_name(tmp_pa
     "key, value",
     [
         ("vocab_size", 10**12),
-        ("num_hidden_layers", 10**9),
-        ("hidden_size", -1),
         ("rms_norm_eps", [1]),
-        ("rms_norm_eps", -1.0),
-        ("rms_norm_eps", 10**400),
-        ("rope_theta", -1),
         ("rope_theta", float("1e400")),
         ("max_position_embeddings", 0),
-        ("max_position_embeddings", 1e308),
         ("tie_word_embeddings", "false"),
-        ("model_type", "x" * 100_000),
         ("head_dim", list(range(100_000))),
     ],
 )
 def test_an_absurd_config_is_refused_before_the_weights_are_opened(tmp_path, monkeypatch, key, value):
     monkeypatch.setattr(hf, "open_tensors", lambda folder: pytest.fail("opened the weights"))
     assert len(refused(folder_with(tmp_path, "tied_shift", **{key: value}))) < 500
-
-
-def test_a_missing_folder_is_a_usage_error_and_an_empty_one_a_data_error(tmp_path):
-    with pytest.raises(DominoError) as missing:
-        load_target(tmp_path / "nope", "float32")
-    with pytest.raises(DataError) as empty:
-        load_target(tmp_path, "float32")
-    assert (missing.value.exit_code, empty.value.exit_code) == (2, 3)
 
 
 def test_parameters_that_are_not_the_configs_or_not_finite_are_not_written(tmp_path):
@@ -209,13 +178,3 @@ def test_parameters_that_are_not_the_configs_or_not_finite_are_not_written(tmp_p
         with pytest.raises(DataError, match=named):
             save_target(tmp_path / "out", config, wrong)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_target_without_a_stop_id_is_named_in_a_warning(tmp_path, caplog):
-    folder = shutil.copytree(GOLDEN / "tied_shift" / "target", tmp_path / "target")
-    for path in folder.glob("*config.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
-    with caplog.at_level(logging.WARNING):
-        assert loading.load_target(str(folder), "float32").stop_ids == ()
-    [record] = caplog.records
-    assert str(folder) in record.getMessage() and "eos_token_id" in record.getMessage()

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights import formats, hf
+from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
@@ -52,12 +52,6 @@ def test_a_written_folder_is_the_public_one(drafter, tmp_path, name, format):
     jax.tree.map(np.testing.assert_array_equal, params, drafter[1])
 
 
-def test_the_number_of_candidates_that_vllm_would_score_is_named(caplog, tmp_path):
-    raw = raw_config("xpress", "drafter") | {"xpress_topc": 512}
-    load(write_model(tmp_path, raw, stored_tensors("xpress", "drafter")))
-    assert "xpress_topc 512" in caplog.text and "decode.head_candidates" in caplog.text
-
-
 def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(drafter, tmp_path):
     with pytest.raises(DominoError, match="speculators"):
         formats.public_config(load_drafter(GOLDEN / "tied_shift" / "drafter", TARGET, np.float32)[0], "speculators")
@@ -72,7 +66,6 @@ def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(draf
         ({"xpress_block_size": 6}, ("block_size 8", "xpress_block_size 6")),
         ({"xpress_candidate_topc": 64}, ("xpress_candidate_topc 64",)),
         ({"draft_vocab_size": 128}, ("draft_vocab_size 128", "vocab_size 260")),
-        ({"xpress_num_passes": 0}, ("xpress_num_passes 0",)),
         ({"xpress_rank": None}, ("xpress_rank",)),
         ({"block_size": 6, "xpress_block_size": 6}, ("mix.L", "8, 8", "6, 6")),
     ],
@@ -82,18 +75,3 @@ def test_what_this_head_cannot_compute_is_refused_by_its_key(tmp_path, changes, 
     with pytest.raises(DataError) as refused:
         load(write_model(tmp_path, raw, stored_tensors("xpress", "drafter")))
     assert all(part in str(refused.value) for part in named) and len(str(refused.value).splitlines()) <= 2
-
-
-def test_a_smaller_vocabulary_in_the_layout_of_speculators_is_refused(tmp_path):
-    raw = json.loads((FOLDER / "speculators" / "config.json").read_text()) | {"draft_vocab_size": 128}
-    with pytest.raises(DataError, match="draft_vocab_size 128"):
-        load(write_model(tmp_path, raw, load_file(FOLDER / "speculators" / "model.safetensors")))
-
-
-def test_a_training_checkpoint_is_not_opened(tmp_path):
-    (tmp_path / "config.json").write_text((FOLDER / "drafter" / "config.json").read_text())
-    (tmp_path / "refiner.pt").write_bytes(b"")
-    with pytest.raises(DataError, match=r"refiner\.pt"):
-        load(tmp_path)
-    with pytest.raises(DominoError, match=r"refiner\.pt is a file"):
-        hf.drafter_folder(tmp_path / "refiner.pt")
