@@ -35,7 +35,6 @@ from domino_jax.method.windows import LayerWindows
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import Entry, rename
-from domino_jax.runtime.errors import DataError
 
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
@@ -97,10 +96,8 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        stated, projector = (
-            str(raw.get("architectures")),
-            read_key(raw, section(raw, "dflash_config"), "projector_type"),
-        )
+        stated = str(raw.get("architectures"))
+        projector = read_key(raw, section(raw, "dflash_config"), "projector_type")
         keys = ("dflash_config", "target_layer_ids", "speculators_model_type")  # of all drafters with a backbone
         named = projector in cls.known_by or any(name in stated for name in cls.known_by)
         return named or (cls is DrafterConfig and any(map(raw.get, keys)))
@@ -155,16 +152,14 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
         taps, group, only = self.conv_kernel_size, self.conv_group_size, self.fixed.get("shift_label", shifted)
         normed = f"the target has {last + 1} layers, and the last one's public hidden state is already normed"
         rows, size, width, mask = self.vocab_size, self.block_size, self.hidden_size, self.mask_token_id
+        divides = group > 0 and width % group == 0
         for fine, problem in (
             (ids and len(set(ids)) == len(ids), f"target_layer_ids {ids} must be distinct and at least one"),
             (all(0 <= index < last for index in ids), f"target_layer_ids {ids} must be in 0..{last - 1}: {normed}"),
             (0 <= mask < rows, f"mask_token_id {mask} is not a row of the {rows}-row embedding"),
             (shifted == only, f"head {self.head} has shift_label {shifted}, but its drafters always have {only}"),
             (0 <= taps <= size, f"conv_kernel_size {taps} is not in 0..{size}, the block_size (0: no convolutions)"),
-            (
-                not taps or (group > 0 and width % group == 0),
-                f"conv_group_size {group} does not divide hidden_size {width}",
-            ),
+            (not taps or divides, f"conv_group_size {group} does not divide hidden_size {width}"),
         ):
             refuse(not fine, problem)
 
@@ -215,10 +210,4 @@ def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
     """The public rule for new drafters: L//2 for one, else round(1 + i·(L-4)/(n-1))."""
     if draft_layers == 1:
         return (target_layers // 2,)
-    ids = tuple(round(1 + index * (target_layers - 4) / (draft_layers - 1)) for index in range(draft_layers))
-    if len(set(ids)) != len(ids):
-        raise DataError(
-            f"{draft_layers} draft layers over a target of {target_layers} layers give doubled layer ids {list(ids)};"
-            " set drafter.target_layer_ids or use fewer layers."
-        )
-    return ids
+    return tuple(round(1 + index * (target_layers - 4) / (draft_layers - 1)) for index in range(draft_layers))

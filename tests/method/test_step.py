@@ -3,6 +3,7 @@
 Padding blocks and slices: tests/decoding/test_golden.py. Equal runs: tests/commands/test_train_signals.py.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -11,28 +12,29 @@ import numpy as np
 import optax
 import pytest
 
-from domino_jax.method import blocks
+from domino_jax.method import blocks, step
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
+from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.state import init_state
-from domino_jax.method.step import label_blocks, make_train_step, target_pass
+from domino_jax.method.step import correct_logits, label_blocks, make_train_step, target_pass
 from domino_jax.models.quantized import dequantized, is_quantized
 from domino_jax.weights.draft_vocab import with_draft_vocab
 from tests.helpers.decoding_models import in_eight_bits
-from tests.helpers.models import loss_and_metrics, random_tokens, tiny_drafter, tiny_target
+from tests.helpers.models import loss_and_metrics, random_tokens, run_blocks, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
 LOSS = Loss(gamma=4.0, slice_blocks=9)
 KEY = jax.random.key(11)
 
 
-def models(head="domino"):
+def models(**choices):
     """An untied target and a drafter of one layer over its first layer."""
     target = tiny_target(tied=False)
-    return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,))
+    return target, tiny_drafter(target.config, layers=1, target_layer_ids=(0,), **choices)
 
 
 def schedule():
@@ -80,8 +82,8 @@ def run(steps):
     state = compiled_start()()
     metrics = []
     for _ in range(steps):
-        state, measured = train_step()(state, target.params, batch_of(), KEY)
-        metrics.append(jax.device_get(measured))
+        state, figures = train_step()(state, target.params, batch_of(), KEY)
+        metrics.append(jax.device_get(figures))
     return jax.device_get(state), metrics
 
 
@@ -93,32 +95,91 @@ def test_a_handful_of_rows_is_overfitted():
     assert metrics[-1]["accept_len"] > metrics[0]["accept_len"] + 1.5
 
 
+THREE = jnp.array([[4, 9, 20], [3, 8, 11]])  # anchors of two rows of 24 tokens
+
+
 @functools.lru_cache
-def gradients_of(share, head="domino"):
-    """The gradients of the tiny drafter's random parameters on two rows of three blocks, with or without the head."""
-    target, drafter = models(head)
-    anchors, batch = jnp.array([[4, 9, 20], [3, 8, 11]]), batch_of(2)
+def measured(share, loss=LOSS, head="domino"):
+    """(loss, gradients) of random parameters on two rows of three blocks; head: "none" leaves it out."""
+    target, drafter = models(head=head)
     params = {name: part for name, part in models()[1].params.items() if name in drafter.params}
 
     def loss_of(params):
-        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
-        drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, LOSS)
+        features, _ = target_pass(target.module, target.params, batch_of(2), drafter.config.target_layer_ids)
+        drawn = label_blocks(batch_of(2), THREE, jnp.ones(THREE.shape, bool), drafter.config, loss)
         pair = Pair(target.module, target.params, drafter.module, params)
-        return loss_and_metrics(pair, features, batch, drawn, LOSS, share)[0]
+        return loss_and_metrics(pair, features, batch_of(2), drawn, loss, share)[0]
 
-    return jax.device_get(jax.jit(jax.grad(loss_of))(params))
+    return jax.device_get(jax.jit(jax.value_and_grad(loss_of))(params))
 
 
 def test_at_lambda_one_head_gradients_are_exactly_zero():
-    assert all((leaf == 0.0).all() for leaf in jax.tree.leaves(gradients_of(1.0)["head"]))
-    assert all((leaf != 0.0).any() for leaf in jax.tree.leaves(gradients_of(0.9)["head"]))
+    assert all((leaf == 0.0).all() for leaf in jax.tree.leaves(measured(1.0)[1]["head"]))
+    assert all((leaf != 0.0).any() for leaf in jax.tree.leaves(measured(0.9)[1]["head"]))
 
 
 def test_at_lambda_one_backbone_gradients_equal_those_of_plain_shifted_dflash():
-    domino, dflash = gradients_of(1.0), gradients_of(0.0, head="none")
+    domino, dflash = measured(1.0)[1], measured(0.0, head="none")[1]
     assert norm(dflash) > 0.1
     for ours, plain in zip(jax.tree.leaves(domino["backbone"]), jax.tree.leaves(dflash["backbone"]), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.long
+def test_no_gradient_enters_a_frozen_backbone_and_the_heads_is_as_before():
+    (value, free), (same, frozen) = measured(0.9), measured(0.9, dataclasses.replace(LOSS, frozen_backbone=True))
+    assert value == same and norm(free["backbone"]) > 0 == norm(frozen["backbone"])
+    for one, other in zip(jax.tree.leaves(free["head"]), jax.tree.leaves(frozen["head"]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+# ------------------------------------------------------------------------------------- a head that reads its own drafts
+
+KINDS = {
+    "domino": {},
+    "domino, unshifted": {"shift_label": False},
+    "markov rnn": {"head": "markov", "markov_head_type": "rnn"},
+}
+
+
+def plain_drafts(kind):
+    """(the pair, z, the anchors' tokens, the tokens before the slots [B, A, M]): slot by slot, each with the
+    teacher-forced pass over the tokens drafted so far."""
+    target, drafter = models(**KINDS[kind])
+    pair = Pair(target.module, target.params, drafter.module, drafter.params)
+    z = jnp.asarray(run_blocks(target, drafter, batch_of(2)["tokens"], THREE)["z"])
+    first = jnp.take_along_axis(batch_of(2)["tokens"], THREE, axis=1)
+    config, base, tokens = drafter.config, pair.unembed(z), [first]
+    for slot in range(config.num_drafts - 1):
+        rest = [first] * (config.num_drafts - len(tokens))  # not read by the slots up to this one
+        codes = pair.bound.codes(z, pair.head_inputs(jnp.stack([*tokens, *rest], axis=-1)))
+        final = correct_logits(pair.drafter, pair.drafter_params, base, codes)
+        tokens.append(jnp.argmax(final[:, :, config.first_slot + slot], axis=-1))
+    return pair, z, first, jnp.stack(tokens, axis=-1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_head_reads_the_drafts_of_the_plain_definition(kind):
+    pair, z, first, expected = plain_drafts(kind)
+    config = pair.drafter.config
+    for size in (2, 9):  # the last slice filled up, all at once
+        drafts = greedy_tokens(pair, z[:, :, config.first_slot :], first, pair.unembed, size)
+        np.testing.assert_array_equal(drafts, expected)
+    assert (blocks.head_tokens(batch_of(2)["tokens"], THREE, config.num_drafts) != expected).any()
+
+
+@pytest.mark.long
+def test_the_loss_and_its_gradients_are_those_of_the_drafted_tokens(monkeypatch):
+    loss, drafts = dataclasses.replace(LOSS, drafted_tokens=True), plain_drafts("domino")[3]
+    ours = measured(0.25, loss)
+    assert ours[0] != measured(0.25)[0]
+    monkeypatch.setattr(step, "head_tokens", lambda *_: drafts)
+    for one, other in zip(*map(jax.tree.leaves, (ours, measured.__wrapped__(0.25))), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------ a whole step
 
 
 @pytest.mark.long
@@ -182,7 +243,7 @@ def test_a_step_on_a_quantized_target_is_that_on_its_dequantized_weights():
     rounded = in_eight_bits(Pair(target.module, target.params), "target").target_params
     floating = jax.tree.map(lambda x: dequantized(x) if is_quantized(x) else x, rounded, is_leaf=is_quantized)
     both = [train_step()(compiled_start()(), params, batch_of(), KEY)[1] for params in (rounded, floating)]
-    measured, expected = jax.device_get(both)
-    assert measured["grad_norm"] > 0
+    ours, expected = jax.device_get(both)
+    assert ours["grad_norm"] > 0
     for name in ("loss", "grad_norm", "accuracy"):
-        np.testing.assert_allclose(measured[name], expected[name], rtol=1e-4)
+        np.testing.assert_allclose(ours[name], expected[name], rtol=1e-4)
