@@ -28,7 +28,7 @@ TILE = 128
 FEW_ROWS = 128
 FEWEST_ROWS = 16  # of a product in the kernel for GPUs; a power of two
 # Programs of that kernel, at least: by estimate 96, each with three tiles on their way, keep an H100's memory busy. If
-# a matrix has fewer columns of tiles, several programs share the inputs of a column, and each writes its sums to memory.
+# a matrix has fewer columns of tiles, several programs share the inputs of one, and each writes its sums to memory.
 PROGRAMS = 96
 
 
