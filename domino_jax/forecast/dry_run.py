@@ -185,7 +185,5 @@ def lines(figures: dict[str, Any]) -> list[str]:
 
 def peak_of(figures: dict[str, Any], chip_bytes: float | None) -> str:
     """The peak of a program and whether a chip has that much."""
-    peak = f"{figures['peak_bytes_per_chip'] / 1e9:.2f} GB"
-    if not chip_bytes:
-        return peak
-    return f"{peak} of {chip_bytes / 1e9:.0f} GB: {'fits' if figures['fits'] else 'DOES NOT FIT'}"
+    limit = f" of {chip_bytes / 1e9:.0f} GB: {'fits' if figures['fits'] else 'DOES NOT FIT'}" if chip_bytes else ""
+    return f"{figures['peak_bytes_per_chip'] / 1e9:.2f} GB{limit}"

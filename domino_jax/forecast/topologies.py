@@ -51,12 +51,12 @@ gpu_device_info {
   shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132
   fpus_per_core: 128 registers_per_core_limit: 65536 registers_per_block_limit: 65536
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: BANDWIDTH l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: MEMORY
+  memory_bandwidth: %d l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: %d
   cuda_compute_capability { major: 9 }
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 5 }
-device_description_str: "NVIDIA KIND"
+device_description_str: "NVIDIA %s"
 """
 
 # libtpu asks Google's metadata server for these on a TPU machine; anywhere else it would only print errors.
@@ -97,22 +97,14 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
                 f"--topology={topology}: the GPUs of one machine can be compiled for, 1 to {GPUS_OF_A_MACHINE}; write"
                 f" --topology={kind}:{GPUS_OF_A_MACHINE}."
             )
+        gpu = HOPPER % (CHIPS[kind].bandwidth, GPU_BYTES[kind], kind.upper())
         wheels, places = "jax-cuda12-plugin jax-cuda12-pjrt", f"1x1x{int(count)}"
-        return _describe(topology, "cuda", wheels, target_config=_gpu(kind), topology=places)
+        return _describe(topology, "cuda", wheels, target_config=gpu, topology=places)
     for name, value in TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # A machine has four chips or more, except the one with a single chip.
     single = {"chips_per_host_bounds": (1, 1, 1)} if topology.partition(":")[2] == "1x1" else {}
     return _describe(topology, "tpu", "libtpu", topology_name=topology, **single)
-
-
-def _gpu(kind: str) -> str:
-    """HOPPER with the values of one kind."""
-    values = {"BANDWIDTH": int(CHIPS[kind].bandwidth), "MEMORY": GPU_BYTES[kind], "KIND": kind.upper()}
-    text = HOPPER
-    for name, value in values.items():
-        text = text.replace(name, str(value))
-    return text
 
 
 def _describe(asked: str, platform: str, wheels: str, **arguments: Any) -> Sequence[jax.Device]:

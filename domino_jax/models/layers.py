@@ -63,10 +63,10 @@ def in_use(kernel: Matrix, module: str | None, dtype: Any = None, kv_heads: int 
     return laid_out(kernel if dtype is None else kernel.astype(dtype))
 
 
-def multiply(x: jax.Array, kernel: Matrix, logits: bool = False) -> jax.Array:
-    """x [..., in] times a matrix → [..., out] in x's type, or in float32 with `logits`."""
+def multiply(x: jax.Array, kernel: Matrix, logits: bool = False, once: bool = False) -> jax.Array:
+    """x [..., in] times a matrix → [..., out] in x's type, or in float32 with `logits`. once: of quantized.product."""
     if quantized.is_quantized(kernel):
-        y = with_rows(quantized.product, x, kernel)
+        y = with_rows(functools.partial(quantized.product, once=once), x, kernel)
         return y if logits else y.astype(x.dtype)
     product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32 if logits else None)
     return with_rows(product, x, kernel.astype(x.dtype))
@@ -139,11 +139,8 @@ class SwiGLU(nn.Module):
 
 def one_product(x: jax.Array, *kernels: Matrix) -> tuple[jax.Array, ...]:
     """x [..., in] times each matrix, in one kernel: the compiler for GPUs reads the joined matrix from its parts."""
-    if quantized.is_quantized(kernels[0]):
-        y = with_rows(quantized.by_channels, x, quantized.joined(kernels)).astype(x.dtype)
-    else:
-        y = multiply(x, jnp.concatenate([kernel.astype(x.dtype) for kernel in kernels], axis=1))
-    return tuple(jnp.split(y, len(kernels), axis=-1))
+    kernel = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *kernels)
+    return tuple(jnp.split(multiply(x, kernel, once=True), len(kernels), axis=-1))
 
 
 def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:

@@ -27,9 +27,8 @@ TILE = 128
 # Rows of a product that are few enough to come from decoding. With more, the time goes into multiplying.
 FEW_ROWS = 128
 FEWEST_ROWS = 16  # of a product in the kernel for GPUs; a power of two
-# Programs of that kernel, at least: by estimate 96, each with three tiles on their way, keep an H100's memory busy.
-# A narrow matrix has fewer columns of tiles, so several programs share the inputs of a column, and each share writes
-# its sums to memory.
+# Programs of that kernel, at least: by estimate 96, each with three tiles on their way, keep an H100's memory busy. If
+# a matrix has fewer columns of tiles, several programs share the inputs of one, and each writes its sums to memory.
 PROGRAMS = 96
 
 
@@ -66,25 +65,28 @@ def transposed(matrix: jax.Array | Mapping[str, jax.Array]) -> jax.Array | dict[
 
 
 def joinable(matrices: Sequence[jax.Array | Mapping[str, jax.Array]]) -> bool:
-    """Whether all are floating, or all have a scale for each channel, so that one matrix can hold them."""
-    in_eight_bits = [matrix for matrix in matrices if is_quantized(matrix)]
-    return not in_eight_bits or (len(in_eight_bits) == len(matrices) and not any(map(tiled, in_eight_bits)))
-
-
-def joined(matrices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-    """Matrices of the same inputs, [in, out] each, as one, their channels one after another."""
-    return {name: jnp.concatenate([matrix[name] for matrix in matrices], axis=1) for name in ("q", "scale")}
+    """Whether one matrix can hold all: they are floating, or have a scale for each channel."""
+    return len(set(map(is_quantized, matrices))) == 1 and not (is_quantized(matrices[0]) and any(map(tiled, matrices)))
 
 
 def tiled(matrix: Mapping[str, jax.Array]) -> bool:
     return matrix["scale"].shape[-1] != matrix["q"].shape[-1]
 
 
-def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
-    """x [..., in] times the matrix, in float32: [..., out]."""
+def product(x: jax.Array, matrix: Mapping[str, jax.Array], once: bool = False) -> jax.Array:
+    """x [..., in] times the matrix, in float32: [..., out].
+
+    Args:
+        once: nothing else is multiplied with a matrix of one scale for each channel, or with these rows. Otherwise the
+            compiler for GPUs joins such products, and writes the matrix in x's type for that; of values behind
+            different fences it does not know that they are the same.
+    """
     if not tiled(matrix):
-        x, q = _apart(x, matrix["q"])
-        return by_channels(x, {**matrix, "q": q})
+        q = matrix["q"]
+        if not once:
+            fence = jax.lax.optimization_barrier
+            x, q = jax.lax.platform_dependent(x, q, cuda=lambda *both: fence(both), default=lambda *both: both)
+        return _sums("...i,io->...o", x, q) * matrix["scale"][0]
     rows = math.prod(x.shape[:-1])
     if rows > FEW_ROWS:
         return _by_copy(x, matrix)
@@ -93,19 +95,6 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
         forms["cuda"] = functools.partial(by_kernel, interpret=False)
     out = jax.lax.platform_dependent(x.reshape(rows, -1), matrix, **forms)
     return out.reshape(*x.shape[:-1], -1)
-
-
-def _apart(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same. The compiler for GPUs joins products of the same rows, or of the same matrix, and writes the joined
-    matrix in x's type for that; of different ones it does not know that they are the same."""
-    return jax.lax.platform_dependent(
-        x, q, cuda=lambda *both: jax.lax.optimization_barrier(both), default=lambda *both: both
-    )
-
-
-def by_channels(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
-    """`product` with one scale for each channel, of a matrix that is used once."""
-    return _sums("...i,io->...o", x, matrix["q"]) * matrix["scale"][0]
 
 
 def _sums(formula: str, x: jax.Array, q: jax.Array) -> jax.Array:

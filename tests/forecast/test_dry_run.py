@@ -119,6 +119,11 @@ def test_the_gpus_of_one_machine_can_be_compiled_for():
     assert flops.peak_flops("h100:8") == flops.peak_flops(devices[0].device_kind) == 989e12
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
+def test_a_machine_with_a_single_chip_can_be_compiled_for():
+    assert len(topologies.devices_of("v5e:1x1")) == 1
+
+
 @pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
 def test_the_step_compiles_for_sixteen_chips(tmp_path):
