@@ -1,9 +1,15 @@
-"""decode in several processes, of which this one pretends to be one."""
+"""decode in several processes, of which this one pretends to be one, and decode on SIGTERM."""
+
+import signal
+import subprocess
+import sys
 
 import jax
 import pytest
 
 from domino_jax import decode
+from domino_jax.evals import measure
+from domino_jax.evals.run_files import RunFiles
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
@@ -22,3 +28,46 @@ def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(m
     argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", *arguments]
     with pytest.raises(DominoError, match=printed):
         decode.main(cli.parse(argv, ("config",), optional))
+
+
+def test_an_unfinished_decoding_is_not_continued_by_several_processes(tmp_path, monkeypatch):
+    with RunFiles(tmp_path, {}) as files:
+        measure.refuse_continuation(files)
+        files.append({"group": 0}, [])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(measure, "from_primary", lambda work: work())
+    with RunFiles(tmp_path, {}) as files, pytest.raises(DominoError, match="--output"):
+        measure.refuse_continuation(files)
+
+
+# The command, which blocks in C in its second group, as in a compilation.
+BLOCKED = """
+import ctypes, itertools, sys
+from domino_jax import decode
+from domino_jax.evals import run
+from domino_jax.recipe import cli
+
+calls, decode_group = itertools.count(1), run.decode_group
+
+def block(*args):
+    if next(calls) == 2:
+        print("blocked", flush=True)
+        ctypes.CDLL(None).sleep(120)
+    return decode_group(*args)
+
+run.decode_group = block
+cli.run(decode.main, ("config",), ("output", "distributed"), sys.argv)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_decoding_at_once_with_its_last_whole_group_on_disk(tmp_path):
+    argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.decode.num_prompts=2", f"--output={tmp_path}"]
+    argv += ["--config.decode.modes=('autoregressive',)", "--config.decode.max_new_tokens=8"]
+    process = subprocess.Popen([sys.executable, "-c", BLOCKED, *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert any(line == "blocked\n" for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == -signal.SIGTERM, printed
+    assert len((tmp_path / "generations.jsonl").read_bytes().splitlines()) == 1
+    assert not (tmp_path / "report.json").exists()

@@ -230,11 +230,12 @@ def stopped(recipe, tmp_path_factory):
     return workdir, *stop(recipe, workdir, random.Random(8).randint(5, STEPS - 20))
 
 
-def stop(recipe, workdir, step, **how):
+def stop(recipe, workdir, step, rank=None, **how):
+    """rank: the process that gets the signal; None for the launcher, which passes it on to all."""
     launcher = start(recipe, workdir, **how)
     wait_for_step(launcher, workdir, step)
     started = time.monotonic()
-    launcher.send_signal(signal.SIGTERM)
+    os.kill(launcher.pid if rank is None else ranks(launcher)[rank], signal.SIGTERM)
     finish(launcher, workdir, code=42)
     return last_step(workdir), time.monotonic() - started
 
@@ -254,9 +255,9 @@ def test_sigterm_saves_the_current_step_and_leaves_with_42_within_ten_seconds(st
 
 
 def test_a_stopped_run_of_two_processes_continues_bit_for_bit(recipe, plain, stopped, tmp_path):
-    """Also after it was stopped again, when its step numbers are far from JAX's count of questions."""
+    """Also after one process alone was told to stop, with step numbers that are far from JAX's count of questions."""
     shutil.copytree(stopped[0], tmp_path / "run")
-    assert stopped[1] < stop(recipe, tmp_path / "run", stopped[1] + 5)[0] < STEPS
+    assert stopped[1] < stop(recipe, tmp_path / "run", stopped[1] + 5, rank=1)[0] < STEPS
     assert_identical(complete(recipe, tmp_path / "run"), plain[1])
 
 
@@ -304,6 +305,12 @@ def test_a_checkpoint_of_two_processes_continues_in_one(recipe, plain, stopped, 
     shutil.copytree(stopped[0], tmp_path / "run")
     run = complete(recipe, tmp_path / "run", processes=1, devices=4)
     assert_close(run.losses, plain[1].losses)
+
+
+def test_a_checkpoint_of_one_process_continues_in_two(recipe, plain, tmp_path):
+    workdir = tmp_path / "run"
+    stop(recipe, workdir, 20, processes=1, devices=4)
+    assert_close(complete(recipe, workdir).losses, plain[1].losses)
 
 
 @pytest.mark.slow(minutes=3)

@@ -1,5 +1,6 @@
 """launch/slurm.sbatch under a real Slurm on the loopback (tests/helpers/slurm_cluster.py): pytest -m slow."""
 
+import signal
 import sys
 import time
 
@@ -87,3 +88,19 @@ def test_the_code_of_the_task_that_failed_is_final_though_the_others_are_killed(
     assert slurm.wait(number, "COMPLETED", "FAILED") == "FAILED"
     assert slurm.job(number)["ExitCode"] == f"{code}:0"
     assert not list(tmp_path.glob(".exit-codes*"))
+
+
+@pytest.mark.parametrize("code", [43, 128 + signal.SIGABRT])
+def test_a_hung_step_and_a_lost_peer_go_back_into_the_queue(slurm, tmp_path, code):
+    command = f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || exit 0; [ "$SLURM_PROCID" = 0 ] || sleep 60; exit {code}'
+    number = submit(slurm, tmp_path, "bash", "-c", command)
+    start_again_now(slurm, tmp_path, number)
+    assert slurm.wait(number, "COMPLETED", "FAILED") == "COMPLETED"
+
+
+def test_the_end_of_the_time_saves_and_requeues(slurm, tmp_path):
+    command = f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || exit 0; {SAVES}'
+    # Slurm looks for the signal's time about once a minute; with 1 minute and TERM@60 that is soon.
+    number = submit(slurm, tmp_path, "bash", "-c", command, options=["--time=1", "--signal=TERM@60"])
+    start_again_now(slurm, tmp_path, number, seconds=100)
+    assert slurm.wait(number, "COMPLETED", "FAILED") == "COMPLETED"

@@ -98,6 +98,17 @@ def test_two_processes_by_hand_share_their_devices_and_stay_on_the_loopback():
     assert listened(first) and listened(first) | listened(second) <= LOOPBACK_ONLY
 
 
+@pytest.mark.long
+def test_two_slurm_tasks_on_one_node_find_each_other_on_the_loopback():
+    address = f"127.0.0.1:{free_port()}"  # as launch/slurm.sbatch sets it for one node
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    step |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_COORDINATOR_BIND_ADDRESS": address}
+    ends = [finish(task) for task in [start(**step, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in (0, 1)]]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert ["process 0 of 2" in ends[0][1], "process 1 of 2" in ends[1][1]] == [True, True]
+    assert listened(ends[0][1]) <= LOOPBACK_ONLY
+
+
 # ---------------------------------------------------------------- a wrong environment
 
 
@@ -137,6 +148,13 @@ def test_the_exit_code_of_a_process_that_fails_alone_survives():
     code, _, error = ends[0]
     assert (code, "error: a loss" in error) == (4, True)
     assert ends[1][0] != 0
+
+
+@pytest.mark.long
+def test_an_unexpected_exception_in_one_process_keeps_its_traceback_and_counts_as_a_loss():
+    first, second = pair("if jax.process_index(): 1 / 0", DOMINO_HEARTBEAT_SECONDS="5")
+    assert (second[0], "ZeroDivisionError" in second[2]) == (-signal.SIGABRT, True)
+    assert first[0] != 0
 
 
 def test_a_survivor_leaves_within_30_seconds_when_its_peer_is_killed():

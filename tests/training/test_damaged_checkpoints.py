@@ -145,6 +145,17 @@ def test_a_damaged_checkpoint_is_set_aside_with_one_warning(tmp_path, harm, reas
     assert names(tmp_path) == ["2", "corrupt"]
 
 
+def test_the_best_one_is_no_more_the_best_once_it_is_damaged(tmp_path):
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step, tau in ((1, 2.0), (2, 3.0)):
+            checkpoints.mark_tau(step, tau, "these answers")
+            checkpoints.save(step, state_of(step), {"item": step}, {})
+    flip(data_file(tmp_path / "checkpoints" / "2"), 99)
+    resume(tmp_path)
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        assert checkpoints.best() == (1, 2.0)
+
+
 def test_several_damaged_ones_are_passed_over_and_a_second_one_of_the_same_step_is_kept_too(tmp_path):
     save(tmp_path, [2])
     for steps in ([3, 4], [4], [4]):

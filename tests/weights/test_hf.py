@@ -56,6 +56,16 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
         readers.get(name, hf.open_tensors)(folder)
 
 
+def test_a_link_within_the_folder_is_followed_and_a_loop_of_links_refused(tmp_path):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "weights")
+    (tmp_path / hf.SINGLE).symlink_to("weights")
+    assert list(hf.open_tensors(tmp_path)) == ["a"]
+    (tmp_path / "weights").unlink()
+    (tmp_path / "weights").symlink_to(hf.SINGLE)
+    with pytest.raises(DataError):
+        hf.open_tensors(tmp_path)
+
+
 def hub_snapshot(cache: Path) -> Path:
     """A hub cache as huggingface_hub lays it out, holding the tied golden target."""
     repository = cache / "models--owner--name"
@@ -266,3 +276,11 @@ def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplo
     assert len(hf.open_tensors(tmp_path)) == 1 and hf.load_tokenizer(tmp_path).chat_template != "{{ other }}"
     assert "holds adapter_model.safetensors, model.safetensors: only model.safetensors is read" in caplog.text
     assert "has two chat templates: chat_template.jinja is read" in caplog.text
+
+
+def test_a_template_that_reaches_for_python_is_stopped_by_the_sandbox(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ASSETS / "tiny_qwen3" / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(Exception, match="unsafe"):
+        hf.load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "no"}], tokenize=False)
