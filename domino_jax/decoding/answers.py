@@ -12,8 +12,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -160,14 +159,14 @@ class AnswerPasses:
         limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Pair(models.target, models.target_params)
         return [margin <= limit for margin in self._by_answer(self.check, target)]
 
-    def chosen_share(self, models: Pair, source: str) -> float:
-        """The share of tokens that the target of `models` would choose; DataError where it is below LEAST_CHOSEN.
+    def chosen_share(self, models: Pair, source: str, least: float = LEAST_CHOSEN) -> float:
+        """The share of tokens that the target of `models` would choose; DataError where it is below `least`.
 
         source: of the answers, in the message.
         """
         chosen = self.chosen(models)
         share = float(np.concatenate(chosen).mean())
-        if share < LEAST_CHOSEN:
+        if share < least:
             first = next(index for index, tokens in enumerate(chosen) if not tokens.all())
             raise DataError(
                 f"{source}: {share:.1%} of the answers' tokens are what this target would choose; the first other one"
@@ -188,26 +187,19 @@ class AnswerPasses:
                 " a training target.dtype, to float32."
             )
         results: list = [None] * len(self.answers)
-        for packed, batch in self.batches():
+        for start in range(0, len(self.packs), self.rows):
+            packed, batch = self._batch(self.packs[start : start + self.rows])
+            if self.mesh is not None:
+                place = sharding.batch_sharding(self.mesh)
+                batch = {name: jax.make_array_from_callback(x.shape, place, x.__getitem__) for name, x in batch.items()}
             out = jax.device_get(function(models, batch))
             for index, *where in packed:
                 results[index] = jax.tree.map(lambda x, where=tuple(where): x[where], out)
             between(len(packed))
         return results
 
-    def batches(self) -> Iterator[tuple[list[tuple[int, int, slice]], dict[str, Any]]]:
-        """(answer, row and places of each answer in it, the batch), on a mesh as arrays over it."""
-        for start in range(0, len(self.packs), self.rows):
-            packed, batch = self._batch(self.packs[start : start + self.rows])
-            if self.mesh is not None:
-                place = sharding.batch_sharding(self.mesh)
-                batch = {
-                    name: jax.make_array_from_callback(array.shape, place, array.__getitem__)
-                    for name, array in batch.items()
-                }
-            yield packed, batch
-
-    def _batch(self, packs: Sequence[Sequence[int]]) -> tuple[list, dict[str, np.ndarray]]:
+    def _batch(self, packs: Sequence[Sequence[int]]) -> tuple[list[tuple[int, int, slice]], dict[str, np.ndarray]]:
+        """(answer, row and places of each answer in the batch, the batch)."""
         text, places = (self.rows, self.length), (self.rows, self.places)
         batch = {name: np.zeros(text, np.int32) for name in ("tokens", "positions", "documents")}
         floats = ("temperature", "top_p", "min_p")

@@ -21,32 +21,16 @@ DOTS_PER_INCH = 144
 COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "draft": "#0072B2", "domino": "#0072B2"}
 OTHER = "#009E73"
 FADING = ("#A6CEE3", "#74ADD1", "#4393C3", "#0072B2", "#08306B")  # narrow rounds to wide ones
+LOSSES = {"base_loss": ("base", COLOURS["backbone"]), "final_loss": ("final", COLOURS["domino"])}
+LOSSES |= {"selector_loss": ("selector", COLOURS["draft"]), "loss": ("whole", COLOURS["autoregressive"])}
+TAUS = {"eval_tau": ("pooled", COLOURS["domino"]), "eval_tau_per_prompt": ("mean of prompts", OTHER)}
+TAUS |= {"eval_tau_backbone": ("backbone alone", COLOURS["backbone"])}
+BY_WIDTH = {f"eval_tau_{drafts}": (f"{drafts} drafts", colour) for drafts, colour in zip(WIDTHS, FADING, strict=True)}
 # {picture: (title, axis, {key of metrics.jsonl: (label, colour)})}
 CURVES = {
-    "losses.png": (
-        "Loss on training rows",
-        "nats per token",
-        {
-            "base_loss": ("base", COLOURS["backbone"]),
-            "final_loss": ("final", COLOURS["domino"]),
-            "selector_loss": ("selector", COLOURS["draft"]),
-            "loss": ("whole", COLOURS["autoregressive"]),
-        },
-    ),
-    "tau.png": (
-        "τ of held-out prompts",
-        "tokens per round",
-        {
-            "eval_tau": ("pooled", COLOURS["domino"]),
-            "eval_tau_per_prompt": ("mean of prompts", OTHER),
-            "eval_tau_backbone": ("backbone alone", COLOURS["backbone"]),
-        },
-    ),
-    "tau_by_width.png": (
-        "τ of held-out prompts by the drafts of a round",
-        "tokens per round",
-        {f"eval_tau_{drafts}": (f"{drafts} drafts", colour) for drafts, colour in zip(WIDTHS, FADING, strict=True)},
-    ),
+    "losses.png": ("Loss on training rows", "nats per token", LOSSES),
+    "tau.png": ("τ of held-out prompts", "tokens per round", TAUS),
+    "tau_by_width.png": ("τ of held-out prompts by the drafts of a round", "tokens per round", BY_WIDTH),
 }
 
 

@@ -3,41 +3,38 @@
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 
+# (two that exclude each other, why or what to change)
+CONFLICTS = [
+    ("--prompts", "--prompt", "decode the rows of a file or one text, not both"),
+    ("decode.tasks", "--prompts", "decode tasks or prompts, not both"),
+    ("decode.tasks", "--prompt", "decode tasks or prompts, not both"),
+    ("decode.compare", "decode.concurrency", "drafters are compared at decode.batch_size alone; remove one of them"),
+    *(("--interactive", f"--{name}", f"a chat ignores --{name}") for name in ("output", "prompt", "prompts")),
+]
+
 
 def check_flags(flags: cli.Flags) -> None:
-    decode, shown = flags.config.decode, "--interactive" if flags.interactive else "--prompt"
-    _check_prompt_flags(flags)
-    if decode.compare and decode.concurrency:
-        raise DominoError(
-            "config.decode.compare and config.decode.concurrency are both given, but drafters are compared at"
-            " decode.batch_size alone; remove one of them."
-        )
+    decode = flags.config.decode
+    values = {f"--{name}": getattr(flags, name) for name in ("prompt", "prompts", "interactive", "output")}
+    values |= {f"decode.{name}": decode[name] for name in ("tasks", "compare", "concurrency", "simulate_tau")}
+    if flags.prompt is not None and not flags.prompt.strip():
+        raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
+    for first, second, change in CONFLICTS:
+        if values[first] and values[second]:
+            raise DominoError(f"{first} and {second} are both given; {change}.")
     if decode.compare and decode.parity == "fixed_shape":
         raise DominoError(
-            "config.decode.parity is 'fixed_shape', in which plain decoding is as wide as one drafter's rounds, but"
-            " config.decode.compare has several drafters: set parity to near_tie, or decode with one at a time."
+            "decode.parity is 'fixed_shape', in which plain decoding is as wide as one drafter's rounds, but"
+            " decode.compare has several drafters: set parity to near_tie, or decode with one at a time."
         )
     if flags.output:
         return
-    if not (flags.prompt or flags.interactive):
+    shown = next((name for name in ("--interactive", "--prompt") if values[name]), None)
+    if shown is None:
         raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
-    for name in ("tasks", "compare", "concurrency", "simulate_tau"):
-        if decode[name]:
+    for name in ("decode.tasks", "decode.compare", "decode.concurrency", "decode.simulate_tau"):
+        if values[name]:
             raise DominoError(
-                f"config.decode.{name} is {decode[name]!r}, but {shown} without --output only shows one text: add"
-                f" --output=FOLDER, or remove decode.{name}."
+                f"config.{name} is {values[name]!r}, but {shown} without --output only shows one text: add"
+                f" --output=FOLDER, or remove {name}."
             )
-
-
-def _check_prompt_flags(flags: cli.Flags) -> None:
-    if flags.prompt is not None and not flags.prompt.strip():
-        raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
-    flag = "--prompts" if flags.prompts else "--prompt" if flags.prompt else None
-    if flags.prompts and flags.prompt:
-        raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
-    if flags.config.decode.tasks and flag:
-        raise DominoError(f"config.decode.tasks and {flag} are both given; decode tasks or prompts, not both.")
-    if flags.interactive:
-        for name, value in (("--output", flags.output), ("--prompt", flags.prompt), ("--prompts", flags.prompts)):
-            if value:
-                raise DominoError(f"--interactive and {name} are both given, but a chat ignores {name}; remove it.")

@@ -13,21 +13,12 @@ from domino_jax.runtime.errors import quote
 NUMBER, TEXTS = (int, float), (str, list)
 ANY = object()  # every value: the field never changes the text
 
-_LABELS = (
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "request_id",
-    "priority",
-)
-_LABELS += ("prompt_cache_retention", "prompt_cache_options", "cache_salt", "prediction", "parallel_tool_calls")
-_TRUE = ("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt", "detokenize")
-_TRUE += ("include_reasoning", "separate_reasoning", "stream_reasoning")
-_FALSE = ("logprobs", "echo", "use_beam_search", "continue_final_message", "no_stop_trim", "include_stop_str_in_output")
-_FALSE += ("return_token_ids", "return_hidden_states", "return_tokens_as_token_ids")
+_LABELS = "user store metadata service_tier safety_identifier prompt_cache_key request_id priority".split()
+_LABELS += "prompt_cache_retention prompt_cache_options cache_salt prediction parallel_tool_calls".split()
+_TRUE = "skip_special_tokens spaces_between_special_tokens add_generation_prompt detokenize".split()
+_TRUE += "include_reasoning separate_reasoning stream_reasoning".split()
+_FALSE = "logprobs echo use_beam_search continue_final_message no_stop_trim include_stop_str_in_output".split()
+_FALSE += "return_token_ids return_hidden_states return_tokens_as_token_ids".split()
 # OpenAI's, vLLM's and SGLang's, with the defaults that clients send.
 _NEUTRAL = {
     **dict.fromkeys(_LABELS, ANY),

@@ -51,61 +51,36 @@ def in_step(*args, make=building.train_step_of):
     blocked(Step, "step")
     return lambda *args: Step.step(*args)
 
-phase = sys.argv.pop(1)
-if phase == "regenerate":
-    blocked(regenerate, "regenerate_rows")
-elif phase == "pre-flight":
-    blocked(train, "run_preflight")
-elif phase == "first compilation":
-    building.train_step_of = in_step
-elif phase == "held-out answers":
-    blocked(Queue, "prefill")
-elif phase == "evaluation":
-    AnswerPasses.__call__ = slow(AnswerPasses.__call__)
-elif phase == "compilation of an evaluation":
-    blocked(AnswerPasses, "__call__")
-elif phase == "final decoding":
-    blocked(decode_run, "decode_group", call=2)
+exec(sys.argv.pop(1))
 cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), sys.argv)
 """
-PHASES = (
-    "regenerate",
-    "held-out answers",
-    "pre-flight",
-    "first compilation",
-    "compilation of an evaluation",
-    "evaluation",
-    "final decoding",
-)
+# {phase: what blocks it}
+PHASES = {
+    "regenerate": 'blocked(regenerate, "regenerate_rows")',
+    "held-out answers": 'blocked(Queue, "prefill")',
+    "pre-flight": 'blocked(train, "run_preflight")',
+    "first compilation": "building.train_step_of = in_step",
+    "compilation of an evaluation": 'blocked(AnswerPasses, "__call__")',
+    "evaluation": "AnswerPasses.__call__ = slow(AnswerPasses.__call__)",
+    "final decoding": 'blocked(decode_run, "decode_group", call=2)',
+}
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     """The flags of a run of 8 steps that regenerates its rows, evaluates twice and decodes at the end."""
     files = training_files(tmp_path_factory.mktemp("rows"))
-    return lambda workdir: arguments(
-        files,
-        workdir,
-        distributed="auto",
-        config__data__train=files[1],
-        config__data__regenerate=True,
-        config__regenerate__max_new_tokens=40,
-        config__eval__every=4,
-        config__eval__final=True,
-    )
+    changes = {"config__data__train": files[1], "config__data__regenerate": True, "distributed": "auto"}
+    changes |= {"config__regenerate__max_new_tokens": 40, "config__eval__every": 4, "config__eval__final": True}
+    return lambda workdir: arguments(files, workdir, **changes)
 
 
 @contextlib.contextmanager
 def training(phase, argv):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED, phase, *argv],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-c", BLOCKED, PHASES.get(phase, ""), *argv]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, **streams)
     try:
         yield process
     finally:

@@ -11,16 +11,14 @@ from tests.helpers.data_files import BytesTokenizer
 
 
 def test_turns_are_the_messages_before_each_answer():
-    system, one, two = (
-        {"role": role, "content": text} for role, text in (("system", "s"), ("user", "1"), ("user", "2"))
-    )
-    given = {"role": "assistant", "content": "old"}
-    assert split_turns([system, one, given, two], "row") == [[system, one], [two]]
-    assert split_turns([one, two, given], "row") == [[one], [two]]
+    roles = ("system", "user", "user", "assistant", "tool")
+    system, first, second, answer, tool = ({"role": role, "content": str(i)} for i, role in enumerate(roles))
+    assert split_turns([system, first, answer, second], "row") == [[system, first], [second]]
+    assert split_turns([first, second, answer], "row") == [[first], [second]]
     with pytest.raises(DataError, match="role 'tool'"):
-        split_turns([one, {"role": "tool", "content": "x"}], "row")
+        split_turns([first, tool], "row")
     with pytest.raises(DataError, match="no message is a user's"):
-        split_turns([system, given], "row")
+        split_turns([system, answer], "row")
 
 
 def test_an_earlier_answer_is_found_after_its_prompt_or_not_at_all():

@@ -199,10 +199,12 @@ def jit_or_wait(programs, program):
     return jitted(programs, program)
 
 def ready(engine):
+    if when == "failed":
+        if not stuck.is_set():
+            threading.Thread(target=lambda: compiles.wait() and engine._wake(), daemon=True).start()
+        if compiles.is_set():
+            raise ValueError("a fault")
     stuck.set()
-    if when == "failed" and engine.compiling():
-        compiles.wait()
-        raise ValueError("a fault")
     return take_messages(engine)
 
 if when == "loading":
