@@ -1,5 +1,6 @@
 """export.py: a training checkpoint becomes the public folder, byte for byte what the parameters say in bfloat16."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -24,16 +25,9 @@ from tests.helpers.train_runs import GOLDEN
 FILES = ["README.md", "config.json", "model.safetensors"]
 DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
 REPORT = {
-    "prompts": {"count": 16},
-    "drafter": {"block_size": 4},
-    "round_widths": {"domino": 3},
-    "verify_width": 3,
-    "dtype": "float32",
-    "device": "1 × cpu",
-    "modes": {
-        "autoregressive": {"tau_pooled": None, "tau_per_prompt": None, "speedup": 1.0},
-        "domino": {"tau_pooled": 3.25, "tau_per_prompt": 3.5, "speedup": 1.75},
-    },
+    **{"prompts": {"count": 16}, "drafter": {"block_size": 4}, "round_widths": {"domino": 3}, "verify_width": 3},
+    **{"dtype": "float32", "device": "1 × cpu"},
+    "modes": {"domino": {"tau_pooled": 3.25, "tau_per_prompt": 3.5, "speedup": 1.75}},
 }
 
 
@@ -77,18 +71,15 @@ def exported(folder):
     return load_drafter(folder, target.model.config, ml_dtypes.bfloat16)
 
 
-def assert_same(stored, params):
+def assert_same(found, params):
     """Bit for bit what the parameters say in bfloat16."""
-    rounded = jax.tree.map(lambda leaf: np.asarray(leaf).astype(ml_dtypes.bfloat16), params)
-    jax.tree.map(lambda one, two: np.testing.assert_array_equal(np.asarray(one), two, strict=True), stored, rounded)
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(ml_dtypes.bfloat16), params)
+    jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, expected)
 
 
 def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(drafter, workdir, capsys):
     output = workdir / "out"
     config, params = drafter
-    read = export.restore_params(epath.Path(workdir / "checkpoints" / "9"), config)  # without the optimizer's moments
-    assert jax.tree.structure(read) == jax.tree.structure(params)
-    assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(read))
     code, message = start(capsys, workdir, output)
     assert code == 0 and "step 9" in message
     found_config, found = exported(output)
@@ -110,8 +101,6 @@ def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_not
     code, message = start(capsys, workdir, workdir / "out")
     assert code == 0 and "note: SGLang cannot serve this drafter: SGLang requires pure_draft_prefix_len 1" in message
     assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DFlashDraftModel"]
-    code, message = start(capsys, workdir, workdir / "out", "--format=onnx")
-    assert code == 2 and "--format: invalid choice: 'onnx'" in message and "speculators" in message
 
 
 def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
@@ -161,10 +150,14 @@ def test_the_card_of_a_run_names_rows_and_the_tau_of_the_step_that_was_decoded(w
 # ------------------------------------------------------------------------------------------------------ the folder
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, monkeypatch):
     config, params = drafter
     export.write_export(tmp_path / "out", config, params, RECIPE, 1)
-    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    before = contents(tmp_path / "out")
     save = export.save_drafter
 
     def dies(*arguments):
@@ -175,7 +168,7 @@ def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, mo
     for folder in ("out", "new"):
         with pytest.raises(KeyboardInterrupt):
             export.write_export(tmp_path / folder, config, scaled(params, 2.0), RECIPE, 2)
-    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    assert contents(tmp_path / "out") == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
@@ -229,13 +222,13 @@ def test_a_run_or_a_target_is_never_replaced_by_an_export(workdir, tmp_path, cap
     output = workdir
     if other == "target":
         output = pathlib.Path(shutil.copytree(GOLDEN / "target", tmp_path / "target"))
-    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    before = contents(output)
     code, printed = start(capsys, workdir, output)
     assert code == 2 and f"--output={output} has a config.json that is not a drafter's" in printed
-    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+    assert contents(output) == before
 
 
-def change_width(workdir):
+def widen(workdir):
     path = workdir / "drafter_config.json"
     raw = json.loads(path.read_text())
     raw["dflash_config"]["emb_dim"] += 1
@@ -247,15 +240,16 @@ def change_width(workdir):
     [
         (lambda workdir: shutil.rmtree(workdir), 2, "is not a folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
+        (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not valid JSON"),
         (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
         (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
-        (lambda workdir: change_width(workdir), 3, "checkpoints/9 does not hold"),
+        (widen, 3, "checkpoints/9 does not hold"),
     ],
-    ids=["no workdir", "no drafter config", "no checkpoints", "no state", "other shapes"],
+    ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],
 )
 def test_a_workdir_that_cannot_be_exported_is_reported(workdir, capsys, damage, code, message):
     damage(workdir)
-    left, printed = start(capsys, workdir, workdir.parent / "out")
-    assert (left, "Traceback" in printed) == (code, False)
+    found, printed = start(capsys, workdir, workdir.parent / "out")
+    assert (found, "Traceback" in printed) == (code, False)
     assert message in printed and len(printed.strip().splitlines()) <= 5
     assert not (workdir.parent / "out").exists()

@@ -20,7 +20,7 @@ from domino_jax.weights.loading import load_target
 from tests.helpers.commands import run
 from tests.helpers.data_files import BytesTokenizer
 from tests.helpers.paths import ROOT
-from tests.helpers.train_runs import CASES, GOLDEN
+from tests.helpers.train_runs import CASES, GOLDEN, write_rows
 
 SETTINGS = DecodeSettings(batch_size=2, max_new_tokens=12)
 PROMPTS = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
@@ -59,6 +59,27 @@ def rows_file(target, shared, tmp_path):
     return path
 
 
+@pytest.fixture
+def answered(monkeypatch, rows_file):
+    """The ids of every batch that is answered after rows_file."""
+    batches, answer = [], conversations.Answerer.answer
+
+    def record(self, prompts, *more):
+        batches.append([prompt.id for prompt in prompts])
+        return answer(self, prompts, *more)
+
+    monkeypatch.setattr(conversations.Answerer, "answer", record)
+    return batches
+
+
+def command(tmp_path, token_ids, *more: str) -> list[str]:
+    """Flags of the command over one prompt."""
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"token_ids": token_ids}])
+    words = {"config": ROOT / "configs" / "tiny.py", "config.target.path": GOLDEN / "target", "prompts": prompts}
+    words |= {"output": tmp_path / "new" / "rows.jsonl", "config.regenerate.max_new_tokens": 5, "distributed": "off"}
+    return [*(f"--{name}={value}" for name, value in words.items()), *more]
+
+
 def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE, weights="w"):
     origin = regenerate.origin_of(prompts, {"weights": weights}, None, settings)
     files = regenerate.files_of(prompts, path, origin, processes)
@@ -93,21 +114,18 @@ def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file
         assert rows_file.read_bytes() == whole, cut
 
 
-@pytest.mark.parametrize(
-    ("changes", "others", "expected"),
-    [
-        ({"max_new_tokens": 11}, {}, "max_new_tokens: 12 before, 11 now"),
-        ({"sampling": SamplingParams(0.5)}, {}, "temperature: 0.0 before, 0.5 now"),
-        ({"dtype": "float32"}, {}, "target.dtype: 'bfloat16' before, 'float32' now"),
-        ({}, {"prompts": PROMPTS[:4]}, "prompts_sha256"),
-        ({}, {"weights": "v"}, "target.weights: 'w' before, 'v' now"),
-    ],
-)
-def test_rows_of_another_origin_are_refused(target, rows_file, changes, others, expected):
-    with pytest.raises(DominoError, match=expected) as refused:
-        settings = dataclasses.replace(SETTINGS, **changes)
-        answer_all(target, path=rows_file, settings=settings, **{"prompts": PROMPTS, **others})
-    assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
+def test_a_file_made_with_something_else_is_refused(target, rows_file):
+    for changes, expected in (
+        ({"sampling": SamplingParams(0.5)}, "temperature: 0.0 before, 0.5 now"),
+        ({"dtype": "float32"}, "target.dtype: 'bfloat16' before, 'float32' now"),
+    ):
+        with pytest.raises(DominoError, match=expected) as refused:
+            answer_all(target, PROMPTS, rows_file, dataclasses.replace(SETTINGS, **changes))
+        assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
+    with pytest.raises(DominoError, match="prompts_sha256"):
+        answer_all(target, PROMPTS[:4], rows_file, SETTINGS)
+    with pytest.raises(DominoError, match="target.weights: 'w' before, 'v' now"):
+        answer_all(target, PROMPTS, rows_file, SETTINGS, weights="v")
 
 
 def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file):
@@ -118,6 +136,13 @@ def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file
     rows_file.with_name("rows.jsonl.meta.json").unlink()
     with pytest.raises(DominoError, match="it is not known what the rows were made with"):
         answer_all(target, PROMPTS, rows_file, SETTINGS)
+
+
+@pytest.mark.long
+def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path):
+    other = tmp_path / "other.jsonl"
+    answer_all(target, PROMPTS, other, dataclasses.replace(SETTINGS, batch_size=5))
+    assert rows_of(other) == rows_of(rows_file)
 
 
 def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_path):
@@ -132,14 +157,13 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
     assert two["messages"][1] == one["messages"][1]
     assert two["messages"][1]["content"] != "OLD"
     before = "U(def f(x):|)A("
-    assert one["token_ids"][: len(before)] == list(before.encode())
     assert one["loss_mask"] == [0] * len(before) + [1] * 12
     history = f"{before}{two['messages'][1]['content']}|)U(return x|)A("
     assert two["token_ids"][: len(history)] == list(history.encode())
     assert two["loss_mask"][-12:] == [1] * 12
-    together = tmp_path / "together.jsonl"
-    answer_all(chat, prompts, together, dataclasses.replace(SETTINGS, batch_size=8))  # two rows, then one of two
-    assert rows_of(together) == rows_of(path)
+    # The first answer is supervised only if the history repeats it token for token.
+    supervised = [token for token, bit in zip(two["token_ids"], two["loss_mask"], strict=True) if bit]
+    assert supervised in (one["token_ids"][-12:] + two["token_ids"][-12:], two["token_ids"][-12:])
 
 
 def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answered(target, tmp_path):
@@ -152,14 +176,9 @@ def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answe
 
 @pytest.mark.long
 def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"token_ids": CASES[2]["prompt"]}) + "\n")
-    output = tmp_path / "new" / "rows.jsonl"
-    argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
-    argv += ["--config.regenerate.max_new_tokens=5", f"--prompts={prompts}", f"--output={output}"]
-    argv += ["--config.regenerate.batch_size=1", "--distributed=off"]
+    argv = command(tmp_path, CASES[2]["prompt"], "--config.regenerate.batch_size=1")
     assert run("regenerate", *argv) == 0
-    assert rows_of(output)["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
+    assert rows_of(tmp_path / "new" / "rows.jsonl")["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
     assert run("regenerate", *argv, "--config.seed=1") == 2
     assert "seed: 42 before, 1 now" in capsys.readouterr().err
     monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
@@ -182,45 +201,33 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
     answer_all(target, prompts, plain, settings)
     answer_all(target, prompts, drafted, settings, drafter_path=str(GOLDEN / "drafter"))
     assert drafted.read_bytes() == plain.read_bytes()
-    metas = [path.with_name(f"{path.name}.meta.json").read_text() for path in (drafted, plain)]
+    metas = [(tmp_path / f"{name}.jsonl.meta.json").read_text() for name in ("plain", "drafted")]
     assert metas[0] == metas[1]
 
 
-def queues_answered(monkeypatch):
-    """The ids of each queue that is answered from now on."""
-    answered, answer = [], conversations.Answerer.answer
-
-    def note(self, queue, *more):
-        answered.append([prompt.id for prompt in queue])
-        return answer(self, queue, *more)
-
-    monkeypatch.setattr(conversations.Answerer, "answer", note)
-    return answered
-
-
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
-    target, rows_file, monkeypatch
+    target, rows_file, answered
 ):
     whole = rows_file.read_bytes()
     lines = whole.splitlines(keepends=True)
     queue = regenerate.queues([first_turn(row, 0, TextCodec(None, False)) for row in PROMPTS], SETTINGS.batch_size)
     first, second = (one.id for one in next(queue))
     rows_file.write_bytes(b"".join(line for line in lines if json.loads(line)["id"] != second))
-    answered = queues_answered(monkeypatch)
     answer_all(target, PROMPTS, rows_file, SETTINGS)
     assert answered == [[first, second]] and rows_file.read_bytes() == whole
 
 
 def test_a_missing_drafter_is_reported(target, tmp_path, capsys):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"token_ids": [1, 2]}) + "\n")
-    argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
-    argv += [f"--prompts={prompts}", f"--output={tmp_path / 'rows.jsonl'}", "--distributed=off"]
-    assert run("regenerate", *argv, "--config.regenerate.use_drafter=True", "--config.drafter.path=") == 2
+    argv = command(tmp_path, [1, 2], "--config.regenerate.use_drafter=True")
+    assert run("regenerate", *argv, "--config.drafter.path=") == 2
     assert "config.drafter.path is not set" in capsys.readouterr().err
-    argv += ["--config.regenerate.use_drafter=True", f"--config.drafter.path={GOLDEN / 'drafter'}"]
+    argv += [f"--config.drafter.path={GOLDEN / 'drafter'}"]
     assert run("regenerate", *argv, "--config.drafter.head=eagle3") == 2
     assert "drafter.head is 'eagle3', but the drafter in" in capsys.readouterr().err
+    # The drafts are those of the decode section.
+    assert run("regenerate", *argv, "--config.decode.num_drafts=9", "--config.decode.draft_window=2") == 2
+    out, err = capsys.readouterr()
+    assert "decode.num_drafts is 9, " in out and "decode.draft_window is 2, " in err
 
 
 # ------------------------------------------------------------------------------------------------------ processes
@@ -239,29 +246,28 @@ def run_shares(target, path, count):
             done.result()
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_the_merged_file_of_several_processes_is_that_of_one(target, shared, rows_file, tmp_path, count):
+def test_the_merged_file_of_several_processes_is_that_of_one(target, shared, rows_file, tmp_path):
     path = tmp_path / "several" / "rows.jsonl"
-    run_shares(target, path, count)
+    run_shares(target, path, 3)
     assert path.read_bytes() == rows_file.read_bytes()
     assert sorted(file.name for file in path.parent.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
 
 
 def test_rows_of_any_part_are_not_answered_again_whatever_the_number_of_processes(
-    target, shared, rows_file, tmp_path, monkeypatch
+    target, shared, rows_file, tmp_path, answered
 ):
     folder = tmp_path / "several"
     path = folder / "rows.jsonl"
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AnswerFiles, "merge", lambda self: None)  # they die before
         run_shares(target, path, 3)
     (folder / "rows.jsonl.part-1-of-3.jsonl").unlink()
     part = folder / "rows.jsonl.part-2-of-3.jsonl"
     part.write_bytes(part.read_bytes() + b'{"id": "p0", "tok')  # a torn line is cut off
-    answered = queues_answered(monkeypatch)
+    answered.clear()
     run_shares(target, path, 2)
-    asked = sum(answered, [])
-    assert len(asked) == 2 and len(set(asked)) == 2
+    names = sum(answered, [])
+    assert len(names) == 2 and len(set(names)) == 2
     assert path.read_bytes() == rows_file.read_bytes()
 
 

@@ -7,14 +7,15 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 
 import jax
 import numpy as np
 import pytest
 
-from domino_jax.recipe import builders
+from domino_jax.recipe import builders, cli
 from domino_jax.runtime.agreement import only_run
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.journal import locked
 from domino_jax.training.metrics import read_rows
 from tests.helpers.environment import optimizing
@@ -37,24 +38,24 @@ def finished(finished_run):
 
 
 def test_a_run_leaves_the_documented_files_rows_and_report(finished):
-    files = ("config.json", "metrics.jsonl", "checkpoints/8", "tensorboard", "export/config.json", "finished.json")
-    files += ("export/model.safetensors", "report/report.json", "report/report.html", "report/generations.jsonl")
-    assert all((finished / name).exists() for name in files)
+    names = ["config.json", "metrics.jsonl", "checkpoints/8", "export/config.json", "export/model.safetensors"]
+    names += ["report/report.json", "report/report.html", "report/generations.jsonl", "tensorboard"]
+    assert [name for name in names if not (finished / name).exists()] == []
     rows = read_rows(finished / "metrics.jsonl")
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
     assert all(set(LOGGED) <= row.keys() for row in steps)
     assert [row["lambda_base"] for row in steps] == [1 - step / STEPS for step in range(STEPS)]
-    [judged] = [row for row in rows if "eval_tau" in row]
-    assert judged["step"] == 8 and len(judged["eval_accept_by_position"]) == 3
-    assert 1.0 <= judged["eval_tau"] <= 4.0 and 1.0 <= judged["eval_tau_backbone"] <= 4.0
-
+    judged = [row for row in rows if "eval_tau" in row]
+    assert [row["step"] for row in judged] == [8]
+    assert all(1.0 <= row["eval_tau"] <= 4.0 and 1.0 <= row["eval_tau_backbone"] <= 4.0 for row in judged)
+    assert [len(row["eval_accept_by_position"]) for row in judged] == [3]
     report = json.loads((finished / "report" / "report.json").read_text())
     same = {"same": 2, "of": 2}
-    counts = {mode: {key: count[key] for key in same} for mode, count in report["identical_outputs"].items()}
-    assert counts == {"backbone": same, "domino": same}
+    found = {mode: {key: count[key] for key in same} for mode, count in report["identical_outputs"].items()}
+    assert found == {"backbone": same, "domino": same}
     assert report["round_widths"] == {"backbone": 4, "domino": 4}
-    rounds = {mode: report["modes"][mode]["rounds"] for mode in counts}
+    rounds = {mode: report["modes"][mode]["rounds"] for mode in found}
     assert report["predicted_rounds"] == {mode: {"same": count, "of": count} for mode, count in rounds.items()}
     assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
 
@@ -72,6 +73,10 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     assert held_out["token_ids"][1:] == case["prompt"][1:]
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
+    config = cli.parse(["train", *argv], ("config", "workdir"), ("distributed",)).config
+    no_rows = types.SimpleNamespace(num_read=3, held_out_prompts=list)
+    with pytest.raises(DataError, match="too few to hold prompts out"):
+        builders.evaluation_rows(config, no_rows, print)
 
 
 def test_a_run_that_was_cut_off_continues_bit_for_bit(files, finished, tmp_path):
@@ -80,6 +85,13 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(files, finished, tmp_path)
     assert start(arguments(files, workdir, config__eval__every=8)) == 0
     assert losses(workdir) == losses(finished)
     assert weights(workdir) == weights(finished)
+
+
+def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert start(arguments(files, finished, config__eval__every=8, config__eval__final=True)) == 0
+    assert "finished" in capsys.readouterr().out
+    assert (finished / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_finished_workdir_is_shown_when_its_target_is_gone(files, finished, tmp_path, capsys):
@@ -96,7 +108,8 @@ def test_a_finished_workdir_is_shown_when_its_target_is_gone(files, finished, tm
 
 def test_another_target_under_the_same_path_ends_a_finished_and_a_continued_run(files, finished, tmp_path, capsys):
     target = shutil.copytree(GOLDEN / "target", tmp_path / "target")
-    argv = arguments(files, finished, config__eval__every=8, config__eval__final=True, config__target__path=target)
+    changes = {"config__eval__every": 8, "config__eval__final": True, "config__target__path": target}
+    argv = arguments(files, finished, **changes)
     assert start(argv) == 0  # the same model elsewhere
     rewrite_tensors(target, {"model.layers.3.self_attn.q_proj.weight": np.negative})
     for words in (argv, [*argv, f"--workdir={interrupted(finished, tmp_path / 'cut', 4)}"]):
@@ -158,18 +171,26 @@ def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "expected"),
+    ("key", "value", "expected"),
     [
-        ({"config.drafter.mask_token_id": 260}, 2, "260"),
-        ({"config.drafter.target_layer_ids": "(1,5)"}, 2, "--config.drafter.target_layer_ids"),
-        ({"config.data.train": "/no/rows.jsonl"}, 2, "/no/rows.jsonl"),
+        ("target.path", "/no/such/folder", "/no/such/folder"),
+        ("drafter.mask_token_id", 260, "260"),
+        ("drafter.target_layer_ids", "(1,5)", "--config.drafter.target_layer_ids"),
+        ("data.train", "/no/rows.jsonl", "/no/rows.jsonl"),
     ],
 )
-def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsys, change, code, expected):
-    changes = {key.replace(".", "__"): value for key, value in change.items()}
-    assert start(arguments(files, tmp_path / "run", **changes)) == code
+def test_a_mistake_is_one_short_message(files, tmp_path, capsys, key, value, expected):
+    assert start([*arguments(files, tmp_path / "run"), f"--config.{key}={value}"]) == 2
     message = capsys.readouterr().err
     assert expected in message and "Traceback" not in message and len(message.splitlines()) <= 5
+
+
+def test_a_file_in_the_place_of_the_workdir_is_refused_before_anything_is_loaded(files, tmp_path, capsys):
+    path = tmp_path / "run"
+    path.write_text("")
+    assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
+    message = capsys.readouterr().err
+    assert f"{path} is a file" in message and len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize("when", [{"config__eval__every": 1}, {"config__eval__final": True}])
@@ -198,25 +219,24 @@ def test_answers_that_are_named_are_judged_if_they_are_the_targets(files, tmp_pa
     assert not list((tmp_path / "run").glob("held_out*"))
 
 
+def run_process(argv: list[str], environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "domino_jax.train", *argv]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.slow(minutes=6)
 def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
     """From anchors to acceptance: on 32 rows learnt by heart a drafter of block 8 must come near its cap of 9."""
     prompts = tmp_path / "prompts.jsonl"
     lines = (ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl").read_text().splitlines()
     prompts.write_text("\n".join(lines[:32]) + "\n")
-    values = {
-        "data.train": prompts,
-        "data.max_length": 320,  # rows whole: what is cut off is not learnt, and drags τ down where it is decoded
-        "data.layout": "pad",
-        **{"train.steps": 250, "train.batch_size": 8, "train.num_anchors": 48, "train.log_every": 50},
-        **{"checkpoint.every": 250, "eval.every": 0, "eval.prompts": prompts},
-        **{"decode.num_prompts": 32, "decode.modes": "('autoregressive','domino')"},
-    }
+    # Rows whole: what is cut off is not learnt, and drags τ down where it is decoded.
+    keys = {"data.train": prompts, "eval.prompts": prompts, "data.max_length": 320, "data.layout": "pad"}
+    keys |= {"train.steps": 250, "train.batch_size": 8, "train.num_anchors": 48, "checkpoint.every": 250}
+    keys |= {"eval.every": 0, "decode.num_prompts": 32, "decode.modes": "('autoregressive','domino')"}
     argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", f"--workdir={tmp_path / 'run'}", "--distributed=off"]
-    argv += [f"--config.{key}={value}" for key, value in values.items()]
-    command = [sys.executable, "-m", "domino_jax.train", *argv]
-    done = subprocess.run(command, cwd=ROOT, env=optimizing(), capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_process([*argv, *(f"--config.{key}={value}" for key, value in keys.items())], optimizing())
     rows = [json.loads(line) for line in (tmp_path / "run/report/generations.jsonl").read_text().splitlines()]
     # The last round of an answer is cut by its end and is no measure of the drafter.
     rounds = [n for row in rows if row["mode"] == "domino" for n in row["accept_lengths"][:-1]]
@@ -229,10 +249,7 @@ def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts
     modes = "('autoregressive','domino')"
     judged = {"config__eval__every": 1, "config__eval__final": True, "config__decode__modes": modes}
     argv = arguments(files, tmp_path / "run", config__mesh__fsdp=-1, **few, **judged)
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, "-m", "domino_jax.train", *argv]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_process(argv, os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"})
     [row] = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     report = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
     assert report["predicted_rounds"]["domino"]["same"] == report["predicted_rounds"]["domino"]["of"] > 2
