@@ -79,7 +79,7 @@ def measure(choices: argparse.Namespace) -> dict:
     target = Qwen3(target_config(choices.size), np.dtype(choices.dtype))
     head = (256, 1024) if choices.head else None
     config = drafter_config(target.config, choices.layers, choices.block, head)
-    drafter = Drafter(config, np.dtype(choices.dtype), choices.attention_slice or None, choices.remat)
+    drafter = Drafter(config, np.dtype(choices.dtype), choices.remat)
     with jax.set_mesh(mesh):
         seconds, flops, loss = time_steps(mesh, target, drafter, choices)
     return {"seconds": seconds, "flops": flops, "loss": loss}
@@ -147,7 +147,6 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     for name, default in (("rows", 2), ("length", 768), ("anchors", 256), ("block", 16), ("layers", 5), ("steps", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--loss-slice", type=int, default=64, help="anchor blocks of a row whose logits live at once")
-    parser.add_argument("--attention-slice", type=int, default=0, help="the same for attention scores; 0: all")
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--no-head", dest="head", action="store_false", help="a plain DFlash drafter")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what to time")
