@@ -77,7 +77,7 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array], once: bool = False) -
     """x [..., in] times the matrix, in float32: [..., out].
 
     Args:
-        once: no other product has this matrix or these rows. Otherwise the compiler for GPUs may join the two, and write
+        once: no other product has this matrix or these rows. Otherwise the compiler for GPUs may join both, and write
             a matrix with scales by channel in x's type for that; values behind different fences are different to it.
     """
     if not tiled(matrix):
