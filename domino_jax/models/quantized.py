@@ -77,9 +77,8 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array], once: bool = False) -
     """x [..., in] times the matrix, in float32: [..., out].
 
     Args:
-        once: nothing else is multiplied with a matrix of one scale for each channel, or with these rows. Otherwise the
-            compiler for GPUs joins such products, and writes the matrix in x's type for that; of values behind
-            different fences it does not know that they are the same.
+        once: no other product has this matrix or these rows. Otherwise the compiler for GPUs may join both, and write
+            a matrix with scales by channel in x's type for that; values behind different fences are different to it.
     """
     if not tiled(matrix):
         q = matrix["q"]
