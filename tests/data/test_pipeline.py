@@ -65,6 +65,20 @@ def test_rows_have_token_counts_and_lines(tmp_path):
     assert (row_id, second.token_ids.tolist(), second.loss_mask.tolist()) == (1, [100, 101, 102, 103], [0, 1, 1, 1])
 
 
+def test_row_ids_and_lines_count_over_all_files(tmp_path):
+    write_rows(tmp_path, [row(0, 3), row(0, 3, [0, 0, 0]), row(100, 3)], "a.jsonl")
+    second = write_rows(tmp_path, [row(200, 3)], "b.jsonl")
+    rows = batches_of(tmp_path / "?.jsonl").rows
+    assert [rows[place][0] for place in range(len(rows))] == [0, 2, 3] and rows.where(3) == f"{second}:1"
+
+
+def test_a_batch_larger_than_the_data_repeats_rows(tmp_path):
+    file = write_rows(tmp_path, [row(0, 3)])
+    for layout in ("pad", "buckets"):
+        [batch] = take(batches_of(file, batch_size=3, kind=layout), 1)
+        assert batch["row_ids"].tolist() == [0, 0, 0]
+
+
 def test_truncation_comes_before_the_filter(tmp_path):
     file = write_rows(tmp_path, [row(0, 6, [0, 0, 0, 0, 1, 1]), row(0, 6)])
     rows = batches_of(file, max_length=4).rows

@@ -38,6 +38,12 @@ def test_a_glob_names_its_files_in_order_and_no_folders(tmp_path):
     assert find_files(f"{tmp_path}/**/*.jsonl")[-1] == f"{tmp_path}/deep/c.jsonl"
 
 
+def test_a_path_that_exists_is_no_glob_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write_rows(tmp_path, rows_of([3]), "[v2] rows.jsonl")
+    assert find_files(str(file)) == find_files("~/[v2] rows.jsonl") == [str(file)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

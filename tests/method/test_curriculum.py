@@ -22,8 +22,9 @@ from domino_jax.method.optimizer import learning_rate, make_optimizer
     ],
 )
 def test_lambda_falls_to_zero_over_a_share_of_the_steps(total, ratio, expected):
-    ours = [lambda_base(jnp.int32(step), total, 1.0, ratio) for step in expected]
-    np.testing.assert_allclose(ours, list(expected.values()), rtol=1e-4, atol=1e-7)
+    for start in (1.0, 0.5):
+        ours = [lambda_base(jnp.int32(step), total, start, ratio) for step in expected]
+        np.testing.assert_allclose(ours, start * np.array([*expected.values()]), rtol=1e-4, atol=1e-7)
 
 
 def test_learning_rate_warms_up_over_4_percent_and_falls_as_a_cosine():

@@ -73,6 +73,8 @@ def test_two_places_that_disagree_are_refused(extra):
         ({}, {"selector_rank": 12, "selector_top_k": 6}, "dflash_config.selector_rank 12"),
         ({}, {"markov_rank": 12}, "dflash_config.markov_rank 12"),
         ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, "rope_scaling"),
+        ({"hidden_act": "gelu"}, {}, "hidden_act"),
         ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
         ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
         ({}, {"shift_label": False, "pure_draft_prefix_len": -1}, "pure_draft_prefix_len -1"),

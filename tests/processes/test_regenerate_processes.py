@@ -83,6 +83,16 @@ def finish(prompts, rows, whole):
     assert rows.read_bytes() == whole
 
 
+@pytest.mark.slow
+def test_two_real_processes_make_the_file_of_one(uninterrupted, tmp_path):
+    prompts, whole = uninterrupted
+    processes = launch_two(command(prompts, tmp_path / "rows.jsonl"))
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
+
+
 ON_ALL_DEVICES = """
 import sys
 import jax

@@ -106,6 +106,12 @@ def test_a_drafter_that_does_not_fit_is_refused_with_both_values(drafter, target
     check_fits(dataclasses.replace(config, target_layer_ids=(0, 4)), target_config("tied_shift"))
 
 
+def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
+    (tmp_path / "config.json").write_text('{"seed": 0}')  # the recipe of the run
+    write_model(tmp_path / "export", raw_config("tied_shift", "drafter"), stored_tensors("tied_shift", "drafter"))
+    assert load_drafter(tmp_path, target_config("tied_shift"), "float32")[0].block_size == 8
+
+
 def test_copies_of_the_targets_embeddings_are_compared_and_left_out(tmp_path):
     own = stored_tensors("tied_shift", "target")["model.embed_tokens.weight"]
     raw, tensors = raw_config("tied_shift", "drafter"), stored_tensors("tied_shift", "drafter")
