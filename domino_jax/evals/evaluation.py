@@ -7,6 +7,7 @@ from typing import Any
 
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speedups
+from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, draw_lines, save
 from domino_jax.evals.report import PLOTS, print_tables, report_header
@@ -56,8 +57,8 @@ def build_evaluation(
 
 def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Writes plots/, evaluation.html and, last, evaluation.json, each whole or not at all."""
-    answers = evaluation["answers"]
-    names = save(folder / PLOTS, _pictures(evaluation))
+    answers, shown = evaluation["answers"], with_short_names(evaluation)
+    names = save(folder / PLOTS, _pictures(shown))
     pictures = {name: (folder / PLOTS / name).read_bytes() for name in names}
     facts = {"target": evaluation["target"]["path"], **{name: evaluation[name] for name in ("device", "dtype", "date")}}
     page = page_of(
@@ -65,18 +66,28 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
         title=headline(evaluation),
         facts={**facts, "answers": answers["source"]},
         versions=evaluation["versions"],
-        rows=tau_rows(evaluation),
+        rows=tau_rows(shown),
         notes=[_note(evaluation)],
-        sections=sections(evaluation),
+        sections=sections(shown),
         pictures=pictures,
     )
     write_whole(folder / PAGE, page)
     write_json(folder / EVALUATION, evaluation)
 
 
+def with_short_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for tables and plots, in which a drafter has the last part of its path for a name."""
+    paths = list(evaluation["drafters"])
+    names = dict(zip(paths, drafter_names(paths, "--drafters"), strict=True))
+    drafters = {names[path]: figures for path, figures in evaluation["drafters"].items()}
+    pairs = [{**pair, "drafters": [names[path] for path in pair["drafters"]]} for pair in evaluation["pairs"]]
+    return {**evaluation, "drafters": drafters, "pairs": pairs}
+
+
 def console_evaluation(evaluation: Mapping[str, Any]) -> None:
-    parts = [headline(evaluation), tau_rows(evaluation, spread=False), _note(evaluation)]
-    for heading, note, rows in sections(evaluation):
+    shown = with_short_names(evaluation)
+    parts = [headline(evaluation), tau_rows(shown, spread=False), _note(evaluation)]
+    for heading, note, rows in sections(shown):
         parts += [f"{heading}. {note}", rows] if len(rows) > 1 else []
     print_tables(parts)
 

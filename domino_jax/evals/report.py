@@ -169,4 +169,7 @@ def print_tables(parts: Sequence[str | Sequence[Sequence[str]]], console: rich.c
         for row in body:
             table.add_row(*row)
         needed = console.measure(table, options=console.options.update(width=LONGEST)).maximum
-        console.print(table, width=max(console.width, needed), crop=False)
+        # The console itself is widened: print(width=…) is at most the console's own.
+        width, console.width = console.width, max(console.width, needed)
+        console.print(table)
+        console.width = width

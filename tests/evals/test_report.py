@@ -1,11 +1,13 @@
 """report.py: the sections of a report; files whole; tables that state what was measured."""
 
+import io
 import json
 
 import pytest
+import rich.console
 
 from domino_jax.decoding.generate import Clock
-from domino_jax.evals.report import read_report, write_report
+from domino_jax.evals.report import print_tables, read_report, write_report
 from domino_jax.evals.tables import paper_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.report_runs import FAST, PLAIN, report_of, run_of, two_runs
@@ -50,3 +52,12 @@ def test_a_report_that_cannot_be_shown_is_refused(tmp_path, text, message):
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(DataError, match=message):
         read_report(tmp_path)
+
+
+def test_no_cell_of_a_table_is_cut_on_a_narrow_console():
+    console = rich.console.Console(file=io.StringIO(), width=40)
+    rows = [["probability", *(f"drafter_{column}" for column in range(9))], ["0.0 to 0.1", *["0.02 / 0.05"] * 9]]
+    print_tables([rows], console)
+    printed = console.file.getvalue()
+    assert all(cell in printed for row in rows for cell in row) and printed.count("0.02 / 0.05") == 9
+    assert console.width == 40
