@@ -51,7 +51,7 @@ SMALL = ("domino", "none", "xpress_2", "eagle3")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options, overrides = parse(parser_of(__doc__), arguments, lambda _: list(VARIANTS))
-    variants = {name: VARIANTS[name] for name in (SMALL if options.small else VARIANTS)}
+    variants = {name: VARIANTS[name] for name in (SMALL if options.small and not options.only else VARIANTS)}
     section = {"name": "heads", "title": "Draft heads on the same data", "module": "benchmarks.studies.heads"}
     section["says"] = f"Every drafter proposes {DRAFTS} drafts a round and has its published loss."
     compare(options, overrides, variants, section)

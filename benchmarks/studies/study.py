@@ -240,7 +240,7 @@ def brackets(low: float | None, high: float | None, form: str = ".2f") -> str:
 def say_lead(difference: float, low: float | None, high: float | None, real: bool) -> str:
     """Bold where the sign is sure."""
     mark = "**" if real else ""
-    return f"{mark}{difference:+.2f}{mark}{brackets(low, high, '+.2f')}"
+    return f"{mark}{difference:+.3f}{mark}{brackets(low, high, '+.3f')}"
 
 
 # ----------------------------------------------------------------------------------------------- command line

@@ -63,8 +63,8 @@ def test_a_difference_is_real_where_every_seed_says_so():
     assert leads([sure, other], ("a", "b"))["4"] == {"difference": 0.375, "low": -0.1, "high": 0.7, "real": False}
     assert envelope([[0.3, 0.7], None]) == (None, None)
     row = figures_of("b", {0: [sure], 1: [sure, other]})
-    assert row["tau_t0"] == "2.00 (1.90 to 2.10)" and row["lead_t0"] == "**+0.50** (+0.30 to +0.70)"
-    assert row["tau_t1"] == "2.00 ± 0.00 (1.90 to 2.10)" and row["lead_t1"] == "+0.38 (-0.10 to +0.70)"
+    assert row["tau_t0"] == "2.00 (1.90 to 2.10)" and row["lead_t0"] == "**+0.500** (+0.300 to +0.700)"
+    assert row["tau_t1"] == "2.00 ± 0.00 (1.90 to 2.10)" and row["lead_t1"] == "+0.375 (-0.100 to +0.700)"
     assert row["accept_1_t0"] == 0.5 and row["tau_1_t1"] == 1.5 and row["low_1_t1"] is None
     [pair] = pair_rows({"a": Variant("A", {}), "b": Variant("B", {})}, {0: [sure]})
     assert (pair["first"], pair["second"], pair["temperature"], pair["drafts"], pair["real"]) == ("A", "B", 0, 4, True)
