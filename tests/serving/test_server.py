@@ -363,7 +363,7 @@ def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
             assert ("access-control-allow-origin" in map(str.lower, headers)) == bool(allowed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=4)
 def test_memory_stays_flat_over_many_short_requests(port):
     import psutil
 

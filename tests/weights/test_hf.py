@@ -113,6 +113,14 @@ def test_a_folder_of_pickles_is_refused_unopened(tmp_path, name):
     assert name in message_of(error) and "not opened" in str(error.value) and "safetensors" in str(error.value)
 
 
+def test_a_folder_is_refused_by_what_it_lacks(tmp_path):
+    assert hf.read_json(tmp_path, "config.json", required=False) == {} and hf.load_tokenizer(tmp_path) is None
+    with pytest.raises(DataError, match="holds no config.json"):
+        hf.read_config(tmp_path)
+    with pytest.raises(DataError, match="holds neither model.safetensors nor"):
+        hf.open_tensors(tmp_path)
+
+
 # ---- JSON ------------------------------------------------------------------------------------------------------------
 
 
