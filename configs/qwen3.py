@@ -186,5 +186,5 @@ def _serve() -> Section:
     return section(
         batch_size=Key(16, least=1),  # requests decoded together in each mode
         # Memory for the caches of finished texts, from which prompts that begin alike start. 0: none are stored.
-        prefix_gib=Key(4.0, least=0),
+        prefix_gib=Key(4.0, least=0, below=float("inf")),
     )
