@@ -168,11 +168,11 @@ def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
 def choose_step(checkpoints: Checkpoints) -> tuple[int, float | None]:
     """(step, its τ if it is the best by τ) of the checkpoint to export: the best, else the newest, if it is intact."""
     folders, best = checkpoints.folders, checkpoints.best()
-    steps = folders.finished()
-    for step, tau in [*([best] if best else []), *((step, None) for step in reversed(steps))]:
+    steps, taus = folders.finished(), dict([best] if best else [])
+    for step in dict.fromkeys([*taus, *reversed(steps)]):
         damage = folders.damage(step)
         if damage is None:
-            return step, tau
+            return step, taus.get(step)
         print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
     if not steps:
         raise DataError(f"{folders.root} holds no finished checkpoint; the run has not saved one yet.")
