@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: jnp.where(flag, 4, 0) is an int32 in a Pallas kernel as anywhere, so fori_loop takes it as a bound.
 # What happens: interpreted the kernel runs, compiled it is refused: "'scf.for' op failed to verify that all of
 #   {lowerBound, upperBound, step} have same type". Written as (flag).astype(int32) * 4 the same number is accepted.

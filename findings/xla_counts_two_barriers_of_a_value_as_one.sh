@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: two calls of jax.lax.optimization_barrier(x) give two values that XLA has to take for different ones, so
 #   products of the one and of the other are not joined.
 # What happens: the two barriers become one, and the products of the same rows are joined into one product of a

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: jax.lax.ragged_dot, made for mixtures of experts, reads the matrices of the groups that have rows.
 # What happens: for a GPU it becomes a dense product. All rows are copied for each group, with zeros where they belong
 #   to another one, and multiplied with every group's matrix, and the results of all groups are added. The copies of 8

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: the cost of jax.lax.top_k(x, k) grows slowly with k, and k = 20 costs about as much as k = 16.
 # What happens: up to k = 16 it is one call of a kernel that keeps k values. From k = 17 on all of x is sorted with its
 #   indices, which needs memory for both.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: a parameter with a layout of one's choice (jax.experimental.layout) is read in that layout wherever it is used.
 #   A matrix [256, 151936] stored with the 256 numbers of a token side by side is then good for reading a few tokens'
 #   numbers.

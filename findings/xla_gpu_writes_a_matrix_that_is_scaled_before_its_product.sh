@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: x @ (q.astype(bfloat16) * scale), with an int8 or float8 matrix q and a scale for each output channel, reads q
 #   and nothing larger: elementwise operations on an operand are fused into the product.
 # What happens: the conversion alone is fused. With the multiplication before the product the whole bfloat16 matrix is

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100 that need not be there; Linux on x86.
+# jax 0.10.2 with jax-cuda12-plugin, compiled for an H100. No GPU is needed; Linux on x86.
 # Guess: x @ w with one row x [1, 4096] reads w once, as with two rows or eight, and needs less of everything else.
 # What happens: a product of one row is no matrix product for XLA but an elementwise product and a sum. With 1,024
 #   outputs or fewer, as keys and values of grouped attention have, the elementwise products [4096, 1024] are written to

@@ -1,6 +1,6 @@
 """docs/compilers.md: what decoding costs on devices that are not present, by their compilers.
 
-    python -m benchmarks.compilers.decode --folder=/tmp/compile_decode [--what=chains,heads,trees,contexts] [--only=8b]
+    python -m benchmarks.compilers.decode --folder=/tmp/compile_decode [--what=chains,trees] [--only=8b]
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode --small     # a test of the command, on a CPU
 
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round, and the loop of rounds; head
@@ -289,7 +289,7 @@ SMALL_PROGRAMS = ("step", "round64")  # on one CPU, with three layers
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, required=True)
-    parser.add_argument("--what", default=",".join(WORKS), help="joined by commas")
+    parser.add_argument("--what", default=",".join(WORKS), help=f"joined by commas: {', '.join(WORKS)}")
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
     parser.add_argument("--entry", default="", help=argparse.SUPPRESS)
     parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compilers.md")

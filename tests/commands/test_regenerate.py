@@ -217,7 +217,7 @@ def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_
     assert answered == [[first, second]] and rows_file.read_bytes() == whole
 
 
-def test_a_missing_drafter_is_reported(target, tmp_path, capsys):
+def test_a_missing_drafter_is_reported(tmp_path, capsys):
     argv = command(tmp_path, [1, 2], "--config.regenerate.use_drafter=True")
     assert run("regenerate", *argv, "--config.drafter.path=") == 2
     assert "config.drafter.path is not set" in capsys.readouterr().err
@@ -271,7 +271,7 @@ def test_rows_of_any_part_are_not_answered_again_whatever_the_number_of_processe
     assert path.read_bytes() == rows_file.read_bytes()
 
 
-def test_a_merge_that_died_after_its_renaming_is_finished(target, shared, rows_file, tmp_path):
+def test_a_merge_that_died_after_its_renaming_is_finished(target, shared, rows_file):
     whole = rows_file.read_bytes()
     part = rows_file.with_name("rows.jsonl.part-0-of-2.jsonl")
     part.write_bytes(whole[: whole.index(b"\n") + 1])

@@ -204,7 +204,7 @@ def run(world: pathlib.Path, words: list[str], monkeypatch) -> None:
 
 
 @pytest.mark.slow(minutes=3)
-def test_the_page_runs_from_prompts_to_the_table(world, untimed, monkeypatch, capfd):
+def test_the_page_runs_from_prompts_to_the_table(world, untimed, monkeypatch):
     monkeypatch.chdir(world / "machine")
     rows, before = world / "data" / "rows.jsonl", ""
     for one in commands():
@@ -230,7 +230,8 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
     for workdir, steps in (("data/qwen3-8b", 4), ("bucket/qwen3-8b", 4), ("bucket/try", 2)):
         found = read_rows(world / workdir / "metrics.jsonl")
         assert [row["step"] for row in found if "loss" in row] == list(range(1, steps + 1))
-        assert all(row["eval_tau"] >= 1 for row in found if "eval_tau" in row)
+        taus = [row["eval_tau"] for row in found if "eval_tau" in row]
+        assert taus and min(taus) >= 1
     for folder in ("data/drafter", "data/drafter-tpu"):
         assert (world / folder / "model.safetensors").is_file()
     report = json.loads((world / "data" / "decoded" / "report.json").read_text())

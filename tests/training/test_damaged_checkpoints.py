@@ -219,7 +219,7 @@ def test_a_store_that_does_not_answer_is_no_damage(bucket, monkeypatch):
 
 @pytest.fixture
 def small_files():
-    """No file above 100 KB can be written by this process meanwhile: to the writer it is as a full disk."""
+    """This process can write no file above 100 KB, as if the disk were full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     yield

@@ -9,7 +9,7 @@ from domino_jax.training.step_clock import StepClock
 
 @pytest.fixture
 def passes(monkeypatch):
-    """A function that moves the time, which else stands."""
+    """A function that moves the time, which does not move otherwise."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return lambda seconds: now.__setitem__(0, now[0] + seconds)

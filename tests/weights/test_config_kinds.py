@@ -97,7 +97,7 @@ def test_an_exported_config_has_the_keys_and_values_that_servers_were_tested_wit
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_head_of_a_folder_is_in_its_config(tmp_path, name):
+def test_the_head_of_a_folder_is_in_its_config(name):
     assert stored_head(folder_of(name, "drafter")) == HEADS[name]
 
 

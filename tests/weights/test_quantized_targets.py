@@ -66,7 +66,7 @@ def test_every_mode_gives_the_text_of_a_quantized_folder(form):
     check_lossless(made, random_prompts(2), ("autoregressive", "draft"))
 
 
-def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_what_it_is_told_to(tmp_path):
+def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_the_layers_that_its_name_leaves_out():
     """A bfloat16 target and a float32 one have the same copies."""
     folder = GOLDEN / "untied_noshift" / "target"
     plain, copied = (load(str(folder), "float32", quantize=quantize) for quantize in (None, "fp8"))

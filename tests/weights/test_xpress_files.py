@@ -52,7 +52,7 @@ def test_a_written_folder_is_the_public_one(drafter, tmp_path, name, format):
     jax.tree.map(np.testing.assert_array_equal, params, drafter[1])
 
 
-def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(drafter, tmp_path):
+def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(drafter):
     with pytest.raises(DominoError, match="speculators"):
         formats.public_config(load_drafter(GOLDEN / "tied_shift" / "drafter", TARGET, np.float32)[0], "speculators")
     config = type(drafter[0])(**{**vars(drafter[0]), "xpress_mlp_hidden": 25})
