@@ -150,7 +150,7 @@ def memory_refused(settings: DecodeSettings):
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
-        rows = max(settings.batch_size, *settings.concurrency, 0)
+        rows = max((settings.batch_size, *settings.concurrency))
         raise DominoError(
             f"the device has no memory for {rows} rows (decode.batch_size, decode.concurrency) with decode.cache_length"
             f" {settings.cache_length} ({first_line(error, with_class=False)}); lower one of them."
