@@ -47,7 +47,10 @@ class Accepted(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; arrays [R]."""
+    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R].
+
+    anchors, before: the tokens there and before.  lengths: the anchors' positions.  keys: of the requests' noise.
+    """
 
     anchors: jax.Array
     before: jax.Array
@@ -92,7 +95,8 @@ def accepted_drafts(
 def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
     """float32 [B, A]: by how much log p + g of the token at each anchor is below that of the target's choice there.
 
-    Where it is more than a near tie (docs/method.md), the answer is not this target's for this request.
+    It is 0 for the choice itself. Rounding explains a near tie (docs/method.md); where it is more, the answer is not
+    this target's for this request. The drafter is not read.
     """
     hidden = target_pass(models.target, models.target_params, batch, (), with_hidden=True)[1]
     gathered = models.with_gathered_head()
@@ -173,8 +177,11 @@ def _block_drafts(
 def _chain_drafts(
     models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
-    """`_block_drafts` without a backbone: passes that read the text's tokens as in training, which are the drafts up to
-    the first rejected one. A sliding window stays at the row, where in decoding it moves along with the drafts."""
+    """`_block_drafts` without a backbone: its passes read the text's tokens as in training.
+
+    Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
+    window stays at the row, where in decoding it moves along with the drafts.
+    """
     states = models.row_states(features, batch, settings.num_drafts)
 
     def draft(here: Batch) -> tuple[Drafted, None]:
