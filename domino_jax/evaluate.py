@@ -122,8 +122,8 @@ def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
     paths = flags.drafters or ((path,) if path else ())
     if not paths:
         raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
-    for path in paths:
-        refuse_other_head(stored_head(path), flags.head, path)
+    for folder in paths:
+        refuse_other_head(stored_head(folder), flags.head, folder)
     drafter_names(paths, "--drafters")
     return paths
 
