@@ -89,7 +89,8 @@ def main(flags: cli.Flags) -> None:
 
         # 4. The output: a finished one is shown. Every process looks, so that each refuses what it finds; process 0
         # may be the only one to see the files.
-        output, source, folders = output_folder(flags.output), prompt_source(flags), drafter_folders(flags)
+        output, folders = output_folder(flags.output), drafter_folders(flags)
+        source = prompt_source(flags)
         shown = show_finished(flags, settings, output, source)
         if from_primary(lambda: shown):
             return

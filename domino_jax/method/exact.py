@@ -24,13 +24,12 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
 from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
-from domino_jax.method.settings import DraftSettings, SamplingKind
+from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
 from domino_jax.method.step import Batch, target_pass
 from domino_jax.models.shapes import Features
 from domino_jax.models.slices import BLOCKS, cut, join
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING)
+OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING_VALUES)
 
 
 class Accepted(NamedTuple):
@@ -138,9 +137,9 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
     lengths = jnp.take_along_axis(batch["positions"], anchors, axis=1)
     keys, sampling = None, GREEDY
     if not kind.greedy:
-        flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING)}
+        flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING_VALUES)}
         keys = request_keys(flat["seeds"], flat["noises"])
-        sampling = RowSampling(*(flat[name] for name in SAMPLING), jnp.zeros_like(flat["top_k"]), kind=kind)
+        sampling = RowSampling(*(flat[name] for name in SAMPLING_VALUES), jnp.zeros_like(flat["top_k"]), kind=kind)
     return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys, sampling)
 
 
