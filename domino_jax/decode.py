@@ -89,7 +89,8 @@ def main(flags: cli.Flags) -> None:
 
         # 4. The output: a finished one is shown. Every process looks, so that each refuses what it finds; process 0
         # may be the only one to see the files.
-        output, source, folders = output_folder(flags.output), prompt_source(flags), drafter_folders(flags)
+        output, folders = output_folder(flags.output), drafter_folders(flags)
+        source = prompt_source(flags)
         shown = show_finished(flags, settings, output, source)
         if from_primary(lambda: shown):
             return
@@ -150,7 +151,7 @@ def memory_refused(settings: DecodeSettings):
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
-        rows = max(settings.batch_size, *settings.concurrency, 0)
+        rows = max((settings.batch_size, *settings.concurrency))
         raise DominoError(
             f"the device has no memory for {rows} rows (decode.batch_size, decode.concurrency) with decode.cache_length"
             f" {settings.cache_length} ({first_line(error, with_class=False)}); lower one of them."

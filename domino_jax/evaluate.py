@@ -25,7 +25,6 @@ from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
-from domino_jax.decoding.requests import SAMPLING_VALUES
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.compare import drafter_names
@@ -39,6 +38,7 @@ from domino_jax.evals.run_files import GENERATIONS
 from domino_jax.evals.run_info import PromptSource
 from domino_jax.method.exact import Accepted
 from domino_jax.method.pair import Pair
+from domino_jax.method.settings import SAMPLING_VALUES
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.open_keys import decode_settings
@@ -122,8 +122,8 @@ def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
     paths = flags.drafters or ((path,) if path else ())
     if not paths:
         raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
-    for path in paths:
-        refuse_other_head(stored_head(path), flags.head, path)
+    for folder in paths:
+        refuse_other_head(stored_head(folder), flags.head, folder)
     drafter_names(paths, "--drafters")
     return paths
 

@@ -58,9 +58,18 @@ def main(flags: cli.Flags) -> None:
         step, tau = choose_step(checkpoints)
         field = "ema" if recipe["train"]["ema_decay"] > 0 else "params"
         params = restore_params(checkpoints.folders.path(step), config, field)
-    facts = {"report": final_report(workdir, step), "data": read_data(workdir), "tau": tau}
-    form = {"format": flags.format, "token_order": read_token_order(workdir)}
-    write_export(flags.output, config, params, recipe, step, **facts, **form)
+    write_export(
+        flags.output,
+        config,
+        params,
+        recipe,
+        step,
+        report=final_report(workdir, step),
+        data=read_data(workdir),
+        tau=tau,
+        format=flags.format,
+        token_order=read_token_order(workdir),
+    )
     measured = f", the best of the run with a τ of {tau:.2f}," if tau is not None else ""
     print(f"wrote the drafter of step {step}{measured} to {flags.output}")
     if note := formats.serving_note(config):
@@ -94,8 +103,8 @@ def write_export(
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
 
-    Every process calls it; process 0 writes. In a folder, local or gs://, the files of an earlier export are replaced
-    and all others stay.
+    Every process calls it with the same arguments; process 0 writes. In a folder, local or gs://, the files of an
+    earlier export are replaced and all others stay.
 
     Args:
         params: the drafter's, on the host or on devices.
@@ -168,11 +177,13 @@ def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
 def choose_step(checkpoints: Checkpoints) -> tuple[int, float | None]:
     """(step, its τ if it is the best by τ) of the checkpoint to export: the best, else the newest, if it is intact."""
     folders, best = checkpoints.folders, checkpoints.best()
-    steps, taus = folders.finished(), dict([best] if best else [])
-    for step in dict.fromkeys([*taus, *reversed(steps)]):
+    steps = folders.finished()
+    first, tau = best or (None, None)
+    candidates = ([first] if best else []) + [step for step in reversed(steps) if step != first]
+    for step in candidates:
         damage = folders.damage(step)
         if damage is None:
-            return step, taus.get(step)
+            return step, tau if step == first else None
         print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
     if not steps:
         raise DataError(f"{folders.root} holds no finished checkpoint; the run has not saved one yet.")
@@ -202,13 +213,16 @@ def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params",
             return reader.restore(folder / "state", arguments)[field]
         except UNREADABLE as error:
             reason = first_line(error, with_class=False)
-            raise DataError(f"the checkpoint {folder} does not hold {DRAFTER_CONFIG}'s drafter:\n{reason}") from error
+            raise DataError(
+                f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:\n{reason}"
+            ) from error
 
 
 def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
     """ValueError unless the stored parameters are those of the drafter, by name and shape."""
     wrong = differences(*(jax.tree.map(lambda leaf: list(leaf.shape), dict(tree)) for tree in (stored, shapes)))
-    for name, (shape, described) in wrong.items():
+    if wrong:
+        name, (shape, described) = next(iter(wrong.items()))
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise ValueError(f"{name} is {shape or 'not there'}, and by the file it is {described or 'not there'}{more}")
 

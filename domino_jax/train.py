@@ -370,7 +370,10 @@ def decode_finally(
     if not config.eval.final:
         return
     if jax.process_count() > 1:
-        say(f"decode it: python -m domino_jax.decode --config=RECIPE --config.drafter.path={workdir} --output=DIR")
+        say(
+            "decode in one process: python -m domino_jax.decode --config=RECIPE"
+            f" --config.drafter.path={workdir} --output=DIR"
+        )
         return
     for leaf in jax.tree.leaves(loaded.params):
         leaf.delete()

@@ -154,12 +154,13 @@ def _answer_spans(template: "_Template", messages: list[dict], answers: list[int
 
     answers: indices of messages; the last one is the last message.  text: the rendering of the messages.
     """
-    where, (closing, _) = template.where, closing_token(template.tokenizer) or ("", 0)
-    if not closing:
+    where, token = template.where, closing_token(template.tokenizer)
+    if token is None:
         raise DataError(
             f"{where}: the chat template closes an assistant's turn with no special token, so the end of an answer is"
             " unknown.\nGive such rows as token_ids and loss_mask."
         )
+    closing, _ = token
     # With the closing token hidden in the messages, each one in the text is the template's.
     mark = HIDDEN * len(closing)
     hidden = _replace(messages, closing, mark)

@@ -54,15 +54,16 @@ def make_batches(
         process_rows=share.rows or slice(0, layout.batch_size),
     )
     bad = f", {rows.num_bad} more cannot be used" if rows.num_bad else ""
-    out = f"{rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
-    text, each = batches.fill()
     share.report(
         f"{pattern}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor{bad}"
     )
     if held_out:
-        share.report(f"held out for evaluation: {out}")
+        prompts = f"{rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
+        share.report(f"held out for evaluation: {prompts}")
+    text, rows_per_place = batches.fill()
     share.report(
-        f"layout {layout.kind}: {text:.1%} of a batch's tokens are text, {each:.3g} rows in each of its places"
+        f"layout {layout.kind}: {text:.1%} of a batch's tokens are text, {rows_per_place:.3g} rows in each of its"
+        " places"
     )
     return batches
 

@@ -129,7 +129,9 @@ def check_prompt(row: dict, where: str) -> None:
             raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
         ignored = [key for key in (*READ, *REFUSED) if key in row and row[key] not in EMPTY]
         if ignored:
-            raise DataError(f"{where}: the row has {ignored[0]} beside prompt, which is read as it is; give messages.")
+            raise DataError(
+                f"{where}: the row has {ignored[0]} beside prompt, which is read as it is; give messages instead."
+            )
     else:
         check_token_ids(row["token_ids"], where)
 
@@ -138,4 +140,6 @@ def check_token_ids(token_ids, where: str) -> None:
     """Refuse anything but a list of ids, at least one."""
     fine = isinstance(token_ids, list) and bool(token_ids)
     if not fine or not all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in token_ids):
-        raise DataError(f"{where}: token_ids is {quote(token_ids)}, not a list of at least one id up to {LARGEST_ID}.")
+        raise DataError(
+            f"{where}: token_ids is {quote(token_ids)}, expected a list of at least one id from 0 to {LARGEST_ID}."
+        )

@@ -95,20 +95,24 @@ class TrainingRows:
         left_out, self._held_out = hold_out(
             index.prompts, index.prompt_hashes, index.usable, held_out, encoder.max_length // 2
         )
-        self._files, self._index, self._encoder = files, index, encoder
+        self._files = files
+        self._index = index
+        self._encoder = encoder
         self._starts = np.concatenate([[0], np.cumsum(index.counts)])
         self.lengths = index.lengths
         self.usable = np.flatnonzero(index.usable & ~left_out)  # ids, int64
         self.num_read = len(index.lengths)
         self.num_bad = int(index.bad)  # further rows, which cannot be used and are left out
-        self.num_held_out_prompts, self.num_held_out = len(self._held_out), int(left_out.sum())
+        self.num_held_out_prompts = len(self._held_out)
+        self.num_held_out = int(left_out.sum())  # rows with these prompts
         self.num_skipped = self.num_read - self.num_held_out - len(self)  # without an anchor
         self.num_evaluated = 0  # of count_evaluated
 
     def count_evaluated(self, prompts: Iterable[Sequence[int]]) -> int:
         """Counts usable rows whose prompts evaluate the drafter all the same, given by their token ids.
 
-        A row's prompt ends where its first answer begins, so a conversation of several turns begins with it.
+        A row's prompt ends where its first answer begins, so a prompt of several turns begins with that of a row that
+        has the same conversation.
         """
         lengths = np.unique(self._index.prompts[self.usable])
         lengths, hashes = lengths[lengths >= SHORTEST], set()

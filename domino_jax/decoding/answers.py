@@ -21,10 +21,10 @@ import numpy as np
 from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.requests import SAMPLING_VALUES, Request, request_of
+from domino_jax.decoding.requests import Request, request_of
 from domino_jax.method.exact import OF_ANCHORS, Accepted, accepted_drafts, behind_choice
 from domino_jax.method.pair import Pair
-from domino_jax.method.settings import DraftSettings, SamplingKind, SamplingParams
+from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind, SamplingParams
 from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
 from domino_jax.runtime.errors import DataError, DominoError

@@ -115,7 +115,8 @@ class Decoder:
 
     def _request(self, noise: int, seed: int | None = None, max_new_tokens: int | None = None, **changes) -> Request:
         settings = self.generator.settings
-        seed, values = settings.seed if seed is None else seed, dataclasses.replace(settings.sampling, **changes)
+        seed = settings.seed if seed is None else seed
+        values = dataclasses.replace(settings.sampling, **changes)
         sampling = SamplingParams(
             float(values.temperature), int(values.top_k), float(values.top_p), float(values.min_p)
         )
@@ -184,4 +185,5 @@ def prompt_row(prompt: PromptLike, tokenizer) -> dict:
     if prompt and isinstance(prompt[0], Mapping):
         return {"messages": [dict(message) for message in prompt]}
     # Integers of numpy and jax are ids too; what is none is refused by name.
-    return {"token_ids": [int(id) if hasattr(id, "__index__") and not isinstance(id, bool) else id for id in prompt]}
+    whole = (hasattr(token, "__index__") and not isinstance(token, bool) for token in prompt)
+    return {"token_ids": [int(token) if fits else token for token, fits in zip(prompt, whole, strict=True)]}

@@ -14,7 +14,11 @@ SHORTEST = 16  # tokens of a prefix that is worth a program: chat templates begi
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachedText:
-    """token_ids: int32 [T].  target_cache: of one row, T slots or more.  draft_cache: too; () after plain decoding."""
+    """What both models keep of one text.
+
+    token_ids: int32 [T].  target_cache, draft_cache: of one row, T slots or more; draft_cache is () after plain
+        decoding.
+    """
 
     token_ids: np.ndarray
     target_cache: Cache

@@ -130,6 +130,7 @@ class Programs:
         Args:
             idle: None: until all rows are done.
             longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
+            drafts: of a round; None: as the settings say.
         """
         rows, slots = state.done.shape[0], slots_of(state.target_cache)
         idle = rows - 1 if idle is None else idle
@@ -142,7 +143,7 @@ class Programs:
     def advance(
         self, models: Pair, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
     ) -> DecodeState:
-        """Runs a `dispatch`."""
+        """Up to max_rounds rounds in one `dispatch`, compiled if needed; the state passed in is donated."""
         clock = clock or Clock()
         state, seconds = self.run(clock, self.dispatch(models, state, mode, max_rounds, **limits))
         clock.decode_seconds += seconds

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.method.settings import Problem, SamplingParams
+from domino_jax.method.settings import SAMPLING_VALUES, Problem, SamplingParams
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.keys import LARGEST
 
@@ -35,7 +35,6 @@ def with_defaults(request: int | Request, settings: DecodeSettings) -> Request:
 
 
 # The values that a prompt row may set; a sampling value that it leaves out is off.
-SAMPLING_VALUES = tuple(vars(SamplingParams()))
 ROW_VALUES = ("seed", "max_new_tokens", *SAMPLING_VALUES)
 
 

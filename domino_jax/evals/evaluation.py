@@ -202,5 +202,5 @@ def _pictures(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     pictures = {"tau.png": draw_lines(taus, colours, **axes)}
     axes = {"title": "Calibration", "xlabel": "probability of the drafts so far", "ylabel": "share accepted"}
     pictures["calibration.png"] = draw_lines(shares, colours, **axes)
-    pictures["calibration.png"].axes[0].plot([0, 1], [0, 1], color="#999999", linewidth=1)
+    pictures["calibration.png"].axes[0].plot([0, 1], [0, 1], color="#999999", linewidth=1, zorder=1)
     return pictures

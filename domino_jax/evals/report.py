@@ -105,8 +105,10 @@ def device() -> str:
     devices, cores = jax.devices(), ""
     if devices[0].platform == "cpu":
         used, there = usable_cores(), os.cpu_count()
-        cores = f", {there if used == there else f'{used} of {there}'} cores"
-        cores += ", one thread" if has_one_thread() else ""
+        of = f"{used} of " if used != there else ""
+        cores = f", {of}{there} cores"
+        if has_one_thread():
+            cores += ", one thread"
     return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"
 
 
@@ -157,13 +159,14 @@ def console_table(report: Mapping[str, Any], console: rich.console.Console | Non
 
 
 def print_tables(parts: Sequence[str | Sequence[Sequence[str]]], console: rich.console.Console | None = None) -> None:
-    """Prints lines and tables (rows of cells, heading first), of which no cell is cut; empty ones are left out."""
+    """Prints lines and tables (rows of cells, heading first), of which no cell is cut; empty tables are left out."""
     console = console or rich.console.Console()
     for part in filter(None, parts):
         if isinstance(part, str):
             console.print(part, highlight=False, markup=False, soft_wrap=True)
             continue
-        table, (heading, *body) = rich.table.Table(), [[rich.text.Text(cell) for cell in row] for row in part]
+        table = rich.table.Table()
+        heading, *body = [[rich.text.Text(cell) for cell in row] for row in part]
         for index, name in enumerate(heading):
             table.add_column(name, justify="right" if index else "left", no_wrap=True)
         for row in body:

@@ -57,6 +57,7 @@ def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
     rows = [["", *modes]]
     for label, (key, *form) in FIGURES.items():
         rows.append([label, *(cell(figures, key, *form, spread=spread) for figures in modes.values())])
+    # Before the two rows of times.
     rows.insert(-2, ["outputs identical", *(same_count(report["identical_outputs"], mode) for mode in modes)])
     return rows
 
@@ -142,7 +143,8 @@ def position_rows(modes: Mapping[str, Any], width: int) -> list[list[str]]:
     rows = [["position", *(str(place) for place in range(1, width))]]
     for mode, figures in modes.items():
         rates = zip(figures["accept_rate_by_position"], figures["conditional_accept_rate_by_position"], strict=True)
-        if cells := [f"{rate:.2f} ({fmt(conditional, '.2f')})" for rate, conditional in rates]:
+        cells = [f"{rate:.2f} ({fmt(conditional, '.2f')})" for rate, conditional in rates]
+        if cells:
             # A deeper tree has more positions than a chain.
             rows.append([mode, *cells, *[NOTHING] * (width - 1 - len(cells))])
     return rows
@@ -196,12 +198,13 @@ def method_name(report: Mapping[str, Any], mode: str, several: bool) -> str:
 
 def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Cells, heading first: a row for each drafter and mode, over all prompts, with intervals."""
-    rows = [["method", "tokens/s", "speed-up", "τ pooled", "τ per prompt", "ms per round", "outputs identical"]]
+    labels = ("tokens/s", "speed-up", "τ pooled", "τ per prompt")
+    rows = [["method", *labels, "ms per round", "outputs identical"]]
     for report in reports:
         for mode, figures in report["modes"].items():
             if mode == BASELINE and len(rows) > 1:
                 continue  # all drafters share the plain run
-            cells = (cell(figures, *FIGURES[label]) for label in rows[0][1:5])
+            cells = (cell(figures, *FIGURES[label]) for label in labels)
             milliseconds = fmt(figures["time_split"] and figures["time_split"]["round"], ".2f")
             same = same_count(report["identical_outputs"], mode)
             rows.append([method_name(report, mode, True), *cells, milliseconds, same])

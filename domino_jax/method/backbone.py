@@ -127,13 +127,14 @@ def slots_read(size: int, window: int | None, causal: bool) -> jax.Array:
     return reads & (back >= 0) if causal else reads
 
 
-def _attend_in_slices(size: int, rule: tuple, context: LayerCache, *of_blocks: jax.Array) -> jax.Array:
+def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anchors, starts, keep) -> jax.Array:
     """_attend_blocks for `size` blocks at a time; their scores are made again in the backward pass."""
     # Their gradients are summed over the slices, in float32 as one product would sum them.
     context = jax.tree.map(lambda x: x.astype(jnp.float32), context)
-    parts = tuple(slices.cut(x, axis, size) for x, axis in zip(of_blocks, (3, 2, 2, 1, 1, 1), strict=True))
+    of_blocks = (slices.cut(x, 1, size) for x in (anchors, starts, keep))
+    parts = (slices.cut(q, 3, size), slices.cut(k, 2, size), slices.cut(v, 2, size), *of_blocks)
     attend = jax.checkpoint(lambda part: _attend_blocks(context, *part, *rule))
-    return slices.join(jax.lax.map(attend, parts), 3, of_blocks[0].shape[3])
+    return slices.join(jax.lax.map(attend, parts), 3, anchors.shape[1])
 
 
 def _attend_blocks(

@@ -147,21 +147,34 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     def check(self) -> None:
         check_ranges(self)
+        ids, last, taps = list(self.target_layer_ids), self.num_target_layers - 1, self.conv_kernel_size
+        refuse(
+            not ids or len(set(ids)) != len(ids),
+            f"target_layer_ids {ids} must be distinct and at least one; name others, or use fewer draft layers",
+        )
+        refuse(
+            any(not 0 <= index < last for index in ids),
+            f"target_layer_ids {ids} must be in 0..{last - 1}: the target has {last + 1} layers, and the last one's"
+            " public hidden state is already normed",
+        )
+        refuse(
+            not 0 <= self.mask_token_id < self.vocab_size,
+            f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
+        )
         self.check_windows()
-        ids, last, shifted = list(self.target_layer_ids), self.num_target_layers - 1, self.shift_label
-        taps, group, only = self.conv_kernel_size, self.conv_group_size, self.fixed.get("shift_label", shifted)
-        normed = f"the target has {last + 1} layers, and the last one's public hidden state is already normed"
-        rows, size, width, mask = self.vocab_size, self.block_size, self.hidden_size, self.mask_token_id
-        divides = group > 0 and width % group == 0
-        for fine, problem in (
-            (ids and len(set(ids)) == len(ids), f"target_layer_ids {ids} must be distinct and at least one"),
-            (all(0 <= index < last for index in ids), f"target_layer_ids {ids} must be in 0..{last - 1}: {normed}"),
-            (0 <= mask < rows, f"mask_token_id {mask} is not a row of the {rows}-row embedding"),
-            (shifted == only, f"head {self.head} has shift_label {shifted}, but its drafters always have {only}"),
-            (0 <= taps <= size, f"conv_kernel_size {taps} is not in 0..{size}, the block_size (0: no convolutions)"),
-            (not taps or divides, f"conv_group_size {group} does not divide hidden_size {width}"),
-        ):
-            refuse(not fine, problem)
+        only = self.fixed.get("shift_label", self.shift_label)
+        refuse(
+            self.shift_label != only,
+            f"head {self.head} has shift_label {self.shift_label}, but its drafters always have {only}",
+        )
+        refuse(
+            not 0 <= taps <= self.block_size,
+            f"conv_kernel_size {taps} is not in 0..{self.block_size}, the block_size (0: no convolutions)",
+        )
+        refuse(
+            taps > 0 and (self.conv_group_size < 1 or self.hidden_size % self.conv_group_size != 0),
+            f"conv_group_size {self.conv_group_size} does not divide hidden_size {self.hidden_size}",
+        )
 
     def aliases(self, table: list[Entry]) -> dict[str, str]:
         head = [entry.name for entry in table if entry.path[0] == "head"]

@@ -135,10 +135,12 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
 def sliding_window(raw: dict[str, Any]) -> int | None:
     """The window, when it is in use: where nothing says so, layer_types decides."""
-    window, used = raw.get("sliding_window"), read_switch(raw, {}, "use_sliding_window")
+    window, used = read_key(raw, {}, "sliding_window"), read_switch(raw, {}, "use_sliding_window")
+    if window is not None:
+        integer("sliding_window", window)
     if used is None:
         used = "sliding_attention" in (raw.get("layer_types") or ())
-    return integer("sliding_window", window) or None if used and window is not None else None
+    return window if window and used else None
 
 
 def public_keys(config: Any) -> dict[str, Any]:

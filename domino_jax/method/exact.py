@@ -24,13 +24,12 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
 from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
-from domino_jax.method.settings import DraftSettings, SamplingKind
+from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
 from domino_jax.method.step import Batch, target_pass
 from domino_jax.models.shapes import Features
 from domino_jax.models.slices import BLOCKS, cut, join
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING)
+OF_ANCHORS = ("anchors", "ends", "seeds", "noises", *SAMPLING_VALUES)
 
 
 class Accepted(NamedTuple):
@@ -47,7 +46,10 @@ class Accepted(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; arrays [R]."""
+    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R].
+
+    anchors, before: the tokens there and before.  lengths: the anchors' positions.  keys: of the requests' noise.
+    """
 
     anchors: jax.Array
     before: jax.Array
@@ -92,7 +94,8 @@ def accepted_drafts(
 def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
     """float32 [B, A]: by how much log p + g of the token at each anchor is below that of the target's choice there.
 
-    Where it is more than a near tie (docs/method.md), the answer is not this target's for this request.
+    It is 0 for the choice itself. Rounding explains a near tie (docs/method.md); where it is more, the answer is not
+    this target's for this request. The drafter is not read.
     """
     hidden = target_pass(models.target, models.target_params, batch, (), with_hidden=True)[1]
     gathered = models.with_gathered_head()
@@ -134,9 +137,9 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
     lengths = jnp.take_along_axis(batch["positions"], anchors, axis=1)
     keys, sampling = None, GREEDY
     if not kind.greedy:
-        flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING)}
+        flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING_VALUES)}
         keys = request_keys(flat["seeds"], flat["noises"])
-        sampling = RowSampling(*(flat[name] for name in SAMPLING), jnp.zeros_like(flat["top_k"]), kind=kind)
+        sampling = RowSampling(*(flat[name] for name in SAMPLING_VALUES), jnp.zeros_like(flat["top_k"]), kind=kind)
     return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys, sampling)
 
 
@@ -173,8 +176,11 @@ def _block_drafts(
 def _chain_drafts(
     models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, None]]:
-    """`_block_drafts` without a backbone: passes that read the text's tokens as in training, which are the drafts up to
-    the first rejected one. A sliding window stays at the row, where in decoding it moves along with the drafts."""
+    """`_block_drafts` without a backbone: its passes read the text's tokens as in training.
+
+    Up to the first rejected draft those are its drafts, and log_q of the drafts after it is given the text. A sliding
+    window stays at the row, where in decoding it moves along with the drafts.
+    """
     states = models.row_states(features, batch, settings.num_drafts)
 
     def draft(here: Batch) -> tuple[Drafted, None]:

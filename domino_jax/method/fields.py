@@ -102,7 +102,9 @@ def read_fields(
         required = entry.name in needed or (entry.default is dataclasses.MISSING and not entry.like)
         if value is None and required:
             missing.append(entry.name)
-        values[entry.name] = (values[entry.like] if entry.like else entry.default) if value is None else value
+        if value is None:
+            value = values[entry.like] if entry.like else entry.default
+        values[entry.name] = value
     if missing:
         raise missing_keys(title, *missing)
     return values

@@ -177,8 +177,8 @@ def read_prompts(
         earlier: caches in whose slots from `offset` on the rows are written, and which are returned with them.
     """
     batch, padded = tokens.shape
-    power_of_two = 1 << (PREFILL_TOKENS // batch).bit_length() >> 1
-    size = min(padded, max(power_of_two, SMALLEST_CHUNK))
+    room = PREFILL_TOKENS // batch  # tokens of each row in one pass, rounded down to a power of two
+    size = min(padded, max(1 << (room.bit_length() - 1) if room else 0, SMALLEST_CHUNK))
     drafter = models.drafter
     taps = drafter.config.target_layer_ids if drafter else ()
     after = jnp.roll(tokens, -1, axis=1)  # the token after the last true row is not known yet

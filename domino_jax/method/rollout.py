@@ -116,7 +116,8 @@ def correct_slots(
         slots: terms of z [B, n - 1 + m, any]; candidates, arrays [B, m, Q]; their rows of the last matrix, or None.
         choose, scan: of roll_out.
     """
-    (z_terms, candidates, rows), known = slots, consumed.shape[1]
+    z_terms, candidates, rows = slots
+    known = consumed.shape[1]
     before = read_ahead(models, consumed, candidates.tokens) if ahead else consumed
 
     def advance(state, last, terms):

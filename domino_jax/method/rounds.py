@@ -59,11 +59,13 @@ def speculative_round(
     # 1) Propose a tree or a chain.
     if settings.tree:
         tree, draft_cache = propose_tree(models, state, sampling, settings)
-        tokens, depths, ancestors, deepest = tree.tokens, tree.depths, tree.ancestors, settings.width(config)
+        tokens, depths, ancestors = tree.tokens, tree.depths, tree.ancestors
+        deepest = settings.width(config)
     else:
         drafts, draft_cache = propose(models, state, sampling, settings)
         tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
-        depths, ancestors, deepest = None, None, drafts.shape[1]
+        depths = ancestors = None  # those of a chain
+        deepest = drafts.shape[1]
     # 2) Verify it in one pass of the target.
     shape = {"depths": depths, "ancestors": ancestors, "isolated": isolated}
     out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=config.target_layer_ids, **shape)

@@ -67,6 +67,9 @@ class SamplingParams:
         return self.temperature, self.top_k, self.top_p, self.min_p
 
 
+SAMPLING_VALUES = tuple(vars(SamplingParams()))  # names of its fields, in their order
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingKind:
     """What the requests of a batch need together, so that no program does more.

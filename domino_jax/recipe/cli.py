@@ -55,31 +55,49 @@ class Flags:
     """
 
     config: config_dict.ConfigDict | None = _flag(
-        "recipe, as configs/tiny.py; --config.KEY=VALUE changes a value of it"
+        "recipe file, for example configs/tiny.py; --config.SECTION.KEY=VALUE changes one value of it"
     )
     workdir: str | None = _flag("folder of one training run")
     prompts: str | None = _flag("JSONL file of prompts, one a line: messages, prompt or token_ids")
     prompt: str | None = _flag("one prompt, given here")
     output: str | None = _flag("file or folder to write")
     format: str = _flag(
-        "serving (default; SGLang and vLLM open it), or what these train further", "serving", choices=FORMATS
+        "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
+        "serving",
+        choices=FORMATS,
     )
     answers: str | None = _flag("answers of the target: a file of regenerate, or a folder of decode")
-    drafters: tuple[str, ...] = _flag("folders of drafters with commas (default: drafter.path)", (), type=_entries)
+    drafters: tuple[str, ...] = _flag(
+        "folders of drafters, joined by commas (default: drafter.path)", (), type=_entries
+    )
     runs: tuple[str, ...] = _flag("workdirs of training runs, joined by commas", (), type=_entries)
-    round_seconds: str | None = _flag('JSON file {"0": seconds of a plain step, "4": of 4 drafts, …}, or measure')
-    allow_config_change: tuple[str, ...] = _flag("recipe keys with commas that may have changed", (), type=_entries)
+    round_seconds: str | None = _flag(
+        'JSON file {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or measure'
+    )
+    allow_config_change: tuple[str, ...] = _flag(
+        "recipe keys or sections, joined by commas, that may differ from the checkpoint's", (), type=_entries
+    )
     distributed: str = _flag(
-        "auto (default: JAX_ variables, else a cluster that JAX detects) or off", "auto", choices=("auto", "off")
+        "auto (default: JAX_ variables, else a cluster that JAX detects, else this process) or off",
+        "auto",
+        choices=("auto", "off"),
     )
     host: str = _flag("address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)", "127.0.0.1")
     port: int = _flag("port to listen on (default 8000; 0 is any free one)", 8000, type=int)
-    allow_origin: str | None = _flag("origin whose pages may ask, as https://example.org; * is every one")
+    allow_origin: str | None = _flag(
+        "origin whose pages may ask the server, as https://example.org; * is every one (default: its own)"
+    )
     metrics_prefix: str = _flag(
-        "of the names of /metrics (default domino; vllm for clients of vLLM)", "domino", choices=("domino", "vllm")
+        "of the names of /metrics (default domino; vllm for clients that read vLLM's)",
+        "domino",
+        choices=("domino", "vllm"),
     )
     interactive: bool = _flag("chat at the terminal, text shown as it comes", False, action="store_true")
-    dry_run: bool = _flag("memory and cost of a step from shapes alone", False, action="store_true")
+    dry_run: bool = _flag(
+        "from shapes alone: memory and cost of the training step, or bytes of decoding's step and rounds",
+        False,
+        action="store_true",
+    )
     topology: str | None = _flag("with --dry_run: other devices than those here, for example v5e:4x4")
     set_keys: frozenset[str] = frozenset()
 
@@ -102,6 +120,7 @@ def run(
     the process leaves in the way that launchers answer with a new start.
 
     Args:
+        main: the command; it returns its exit code, or None for 0.
         required, optional: flags that must be given, and those that the command also reads.
         argv: the program's name and its arguments, sys.argv by default.
     """

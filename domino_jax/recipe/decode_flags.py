@@ -9,7 +9,10 @@ CONFLICTS = [
     ("decode.tasks", "--prompts", "decode tasks or prompts, not both"),
     ("decode.tasks", "--prompt", "decode tasks or prompts, not both"),
     ("decode.compare", "decode.concurrency", "drafters are compared at decode.batch_size alone; remove one of them"),
-    *(("--interactive", f"--{name}", f"a chat ignores --{name}") for name in ("output", "prompt", "prompts")),
+    *(
+        ("--interactive", f"--{name}", f"a chat ignores --{name}; remove it")
+        for name in ("output", "prompt", "prompts")
+    ),
 ]
 
 

@@ -34,15 +34,15 @@ def fixed_keys(config) -> tuple[str, ...]:
 
 
 def load_recipe(path: str) -> Section:
-    """The locked config of a recipe file, or of this project's recipe of a name, as qwen3_8b.
+    """The locked config of one recipe file; whatever is wrong with the file is a DominoError that names its line.
 
-    DominoError: whatever is wrong with the file, with its line.
+    path: a file, or the name of a recipe of this project, as qwen3_8b.
     """
     file = pathlib.Path(path).expanduser()
     if path.isidentifier() and path != "qwen3":  # that one is what the others share
         file = next((folder / f"{path}.py" for folder in RECIPES if (folder / f"{path}.py").is_file()), file)
     if not file.is_file():
-        known = sorted({file.stem for folder in RECIPES for file in folder.glob("*.py")} - {"qwen3"})
+        known = sorted({recipe.stem for folder in RECIPES for recipe in folder.glob("*.py")} - {"qwen3"})
         raise DominoError(
             f"--config={path}: there is no such file. Recipes are in configs/, for example configs/tiny.py; a name "
             f"alone is one of {', '.join(known)}."

@@ -66,9 +66,10 @@ def primary_first(work: Callable[[], Any]) -> Any:
 
 
 def from_primary(work: Callable[[], Any]) -> Any:
-    """The JSON value that `work()` returns in process 0 alone, whose files the others may not see, in every process.
+    """The JSON value that `work()` returns in process 0, in every process.
 
-    When it raises a DominoError or an OSError there, the others raise a DataError.
+    It is called in process 0 alone, whose files the others may not see. When it raises a DominoError or an OSError
+    there, the others raise a DataError.
     """
     if jax.process_count() == 1:
         return work()
@@ -100,7 +101,9 @@ def _broadcast(data: bytes) -> bytes:
 
 
 def refuse_differences(values: Mapping[str, Any]) -> None:
-    """A DominoError in every process if one has another value than process 0: at best they would hang in a collective.
+    """A DominoError in every process if one of them has another value than process 0 has.
+
+    Without it each process would compile a different program: at best they would hang in a collective.
 
     values: JSON values by what a message calls them; the names are the same in every process.
     """

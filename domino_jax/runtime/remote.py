@@ -22,7 +22,7 @@ SCHEME = "gs://"
 def filesystem(name: str):
     """gcsfs' client for an address. DominoError for another scheme, or where gcsfs is not installed."""
     if not name.startswith(SCHEME):
-        raise DominoError(f"{name}: only local paths and {SCHEME} addresses can be used; copy the files there.")
+        raise DominoError(f"{name}: only local paths and {SCHEME} addresses can be used; copy the files to one.")
     try:
         import fsspec
         import gcsfs  # noqa: F401

@@ -14,8 +14,9 @@ from typing import Any
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.requests import SAMPLING_VALUES, Request, request_of
+from domino_jax.decoding.requests import Request, request_of
 from domino_jax.decoding.text_stream import TextStream
+from domino_jax.method.settings import SAMPLING_VALUES
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
 from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, read_fields

@@ -67,7 +67,9 @@ class MetricsWriter:
         self._path = self._folder / "metrics.jsonl"
         self._primary = primary
         self._start_step, self._total_steps = start_step, total_steps
-        self._console = (primary and console) or rich.console.Console(quiet=not primary)
+        if console is None or not primary:
+            console = rich.console.Console(quiet=not primary)
+        self._console = console
         rows = read_rows(self._path) if primary else []
         self._continued = [row for row in rows if row["step"] <= start_step]
         self._earlier_seconds = max((row["seconds"] for row in self._continued if "seconds" in row), default=0.0)

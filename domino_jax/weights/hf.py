@@ -242,7 +242,9 @@ def _read_shards(folder: Path) -> dict[str, Stored]:
         raise DataError(f"{folder}/{INDEX} has no weight_map object.")
     for tensor, shard in weight_map.items():  # before the first file is opened
         if not isinstance(shard, str) or not shard.endswith(".safetensors"):
-            raise DataError(f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, no .safetensors file.")
+            raise DataError(
+                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is not a .safetensors file."
+            )
     paths = {shard: inside(folder, shard) for shard in sorted(set(weight_map.values()))}
     missing = [shard for shard, path in paths.items() if not path.is_file()]
     if missing:

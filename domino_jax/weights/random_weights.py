@@ -62,8 +62,8 @@ def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
     """
 
     @functools.cache  # one program for all leaves of a shape: a tree of layers repeats a dozen shapes
-    def program(*choices: Any, place: Any) -> Callable[[jax.Array], jax.Array]:
-        return jax.jit(functools.partial(_draw, *choices), out_shardings=place)
+    def program(shape: tuple[int, ...], dtype: np.dtype, kind: str, place: Any) -> Callable[[jax.Array], jax.Array]:
+        return jax.jit(functools.partial(_draw, shape, dtype, kind), out_shardings=place)
 
     def draw(number: int, path: tuple, leaf: Any) -> jax.Array:
         names, shape = [part.key if isinstance(part, jax.tree_util.DictKey) else None for part in path], leaf.shape
@@ -71,7 +71,7 @@ def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:
         leaf_dtype = np.dtype(dtype) if kind == "floating" else leaf.dtype
         place = sharding(names, shape) if sharding else None
         key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
-        return program(shape, leaf_dtype, kind, place=place)(key)
+        return program(shape, leaf_dtype, kind, place)(key)
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     return jax.tree.unflatten(tree, [draw(number, path, leaf) for number, (path, leaf) in enumerate(leaves)])

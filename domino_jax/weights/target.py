@@ -41,9 +41,11 @@ def target_table(config: Qwen3Config) -> list[Entry]:
         experts = config.experts_of(index)
         if experts not in kinds:
             every = experts and dataclasses.replace(experts, decoder_sparse_step=1, mlp_only_layers=())
-            one = Qwen3(dataclasses.replace(config, num_hidden_layers=1, experts=every))
+            model = Qwen3(dataclasses.replace(config, num_hidden_layers=1, experts=every))
             # Also the arguments as shapes only: the mesh of a dry run has devices that can compute nothing.
-            shapes = jax.eval_shape(lambda one=one: one.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
+            shapes = jax.eval_shape(lambda model=model: model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))[
+                "params"
+            ]
             kinds[experts] = shapes.pop("layers_0")
     shapes |= {f"layers_{index}": kinds[config.experts_of(index)] for index in range(config.num_hidden_layers)}
     return table_of(shapes, {LM_HEAD: LM_HEAD, "": "model."})

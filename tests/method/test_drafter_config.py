@@ -78,6 +78,8 @@ def test_two_places_that_disagree_are_refused(extra):
         ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
         ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
         ({}, {"shift_label": False, "pure_draft_prefix_len": -1}, "pure_draft_prefix_len -1"),
+        ({}, {"target_layer_ids": [1, 9, 9, 25, 33]}, "must be distinct .* use fewer draft layers"),
+        ({"sliding_window": "wide", "use_sliding_window": False}, {}, "sliding_window 'wide'"),
         (
             {"layer_types": ["sliding_attention"] * 5, "sliding_window": -5, "use_sliding_window": True},
             {},

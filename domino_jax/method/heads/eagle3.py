@@ -241,14 +241,15 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
         )
     if not stated and target_layers is None:
         raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
-    [ids] = stated or [default_layer_ids(target_layers)]
+    ids = stated.pop() if stated else default_layer_ids(target_layers)
     counting = f"\neagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
     _check_ids(ids, LIMITS["num_hidden_layers"], counting)
     return ids
 
 
 def _check_ids(ids: tuple[int, ...], target_layers: int, hint: str = "") -> None:
-    if not FUSED_LAYERS == len(ids) == len(set(ids)) or not all(0 <= index < target_layers - 1 for index in ids):
+    inside = all(0 <= index < target_layers - 1 for index in ids)
+    if not inside or len(ids) != FUSED_LAYERS or len(set(ids)) != FUSED_LAYERS:
         raise DataError(
             f"target_layer_ids {list(ids)} must be {FUSED_LAYERS} different layers of the target from 0 to"
             f" {target_layers - 2}, whose outputs the drafter fuses.{hint}"

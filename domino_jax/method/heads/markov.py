@@ -228,7 +228,7 @@ class MarkovConfig(DrafterConfig):
             weight = read_key(raw, nested, "confidence_head_alpha")
             confident = weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
         with_markov = confident and config.confidence_head_with_markov
-        return dataclasses.replace(config, **dict(zip(CONFIDENCE, (confident, with_markov), strict=True)))
+        return dataclasses.replace(config, enable_confidence_head=confident, confidence_head_with_markov=with_markov)
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # SGLang reads them at the top level, SpecForge in dflash_config. Public files have no shift_label.

@@ -148,6 +148,7 @@ class XpressLoss(Loss):
             return jnp.sum(weights * (self.weights[0] * losses[0] + self.weights[1] * losses[1]))
 
         forced, base = parts(outputs.final), parts(outputs.base)
+        # There are no rounds where they have no weight.
         terms = {name: term(parts(logits), weights) for name, logits in zip(self.round_names, rounds, strict=False)}
         return {
             **super().block_sums(outputs, labels),
@@ -211,7 +212,8 @@ class XpressConfig(DrafterConfig):
         # A mixer of another size, and drafts among a few candidates alone, as the authors' code has them too.
         fixed = {"xpress_block_size": config.block_size, "xpress_candidate_topc": 0}
         refuse_other_layout(raw, nested, cls.title, fixed)
-        if candidates := integer("xpress_topc", read_key(raw, nested, "xpress_topc") or 0):
+        candidates = read_key(raw, nested, "xpress_topc")
+        if candidates is not None and integer("xpress_topc", candidates):
             log.warning("xpress_topc %d is vLLM's; here decode.head_candidates says how many are scored", candidates)
         return config
 
