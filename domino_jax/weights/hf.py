@@ -174,7 +174,10 @@ def load_tokenizer(folder: Path) -> Any:
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
     beside = read_json(folder, "tokenizer_config.json", required=False).get("chat_template")
-    if beside and beside != tokenizer.chat_template and (folder / "chat_template.jinja").exists():
+    if isinstance(tokenizer.chat_template, dict):
+        names = ", ".join(tokenizer.chat_template)
+        warn_once(log, f"{folder} has the chat templates {names}: default is read, with tools tool_use.")
+    elif beside and beside != tokenizer.chat_template:
         warn_once(log, f"{folder} has two chat templates: chat_template.jinja is read, tokenizer_config.json's is not.")
     return tokenizer
 

@@ -284,6 +284,11 @@ def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplo
     assert len(hf.open_tensors(tmp_path)) == 1 and hf.load_tokenizer(tmp_path).chat_template != "{{ other }}"
     assert "holds adapter_model.safetensors, model.safetensors: only model.safetensors is read" in caplog.text
     assert "has two chat templates: chat_template.jinja is read" in caplog.text
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": name, "template": name} for name in ("default", "tool_use")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    hf.load_tokenizer(tmp_path)
+    assert "the chat templates default, tool_use: default is read" in caplog.text
 
 
 def test_a_template_that_reaches_for_python_is_stopped_by_the_sandbox(tmp_path):
