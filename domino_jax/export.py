@@ -186,7 +186,7 @@ def choose_step(checkpoints: Checkpoints) -> tuple[int, float | None]:
             return step, tau if step == first else None
         print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
     if not steps:
-        raise DataError(f"{folders.root} holds no finished checkpoint; the run has not saved one yet.")
+        raise DataError(f"{folders.root} holds no finished checkpoint: none was saved yet, or they were removed.")
     numbers = ", ".join(map(str, steps))
     raise DataError(f"{folders.root} holds no intact checkpoint (steps {numbers}); none can be exported.")
 

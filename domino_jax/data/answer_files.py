@@ -45,7 +45,10 @@ def local_output(output: str | os.PathLike) -> Path:
             f"{output}: rows are appended as they are answered, which no object store can do.\n"
             "Write to a folder that all processes share, and copy the file when it is whole."
         )
-    return Path(output).expanduser()
+    path = Path(output).expanduser()
+    if path.is_dir():
+        raise DominoError(f"{output} is a folder; name the file for the rows, as {path}/rows.jsonl.")
+    return path
 
 
 class RowBytes(NamedTuple):

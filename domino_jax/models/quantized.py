@@ -78,7 +78,7 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array], once: bool = False) -
 
     Args:
         once: no other product has this matrix or these rows. Otherwise the compiler for GPUs may join both, and write
-            a matrix with scales by channel in x's type for that; values behind different fences are different to it.
+            a matrix with scales by channel in x's type for that. A fence of its own hides from it that they are equal.
     """
     if not tiled(matrix):
         q = matrix["q"]

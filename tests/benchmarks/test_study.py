@@ -47,7 +47,7 @@ def test_a_stage_that_ended_well_runs_again_only_with_other_flags(tmp_path, monk
 
 
 def evaluation(first, second, interval):
-    """Of two drafters, with their τ at 4 drafts and the interval of the difference."""
+    """An evaluation of two drafters: their τ at 4 drafts, and the interval of the difference."""
     drafters = {
         name: {"tau": {"1": 1.5, "4": tau}, "intervals": {"1": None, "4": [tau - 0.1, tau + 0.1]}, "tau_backbone": None}
         for name, tau in (("a", first), ("b", second))

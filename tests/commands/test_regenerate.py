@@ -138,6 +138,11 @@ def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file
         answer_all(target, PROMPTS, rows_file, SETTINGS)
 
 
+def test_a_folder_as_output_is_refused(tmp_path, capsys):
+    assert run("regenerate", *command(tmp_path, [1, 2], f"--output={tmp_path}")) == 2
+    assert f"{tmp_path} is a folder; name the file for the rows" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path):
     other = tmp_path / "other.jsonl"

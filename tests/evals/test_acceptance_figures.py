@@ -53,7 +53,7 @@ def test_differences_are_paired_by_answer():
     assert pair["tau"]["4"]["difference"] == pytest.approx(9 / 4 - 1)
     low, high = pair["tau"]["4"]["interval"]
     assert 1.0 <= low <= high <= 2.0
-    # Of equal drafters the difference does not vary at all, while each τ does.
+    # The difference of two equal drafters is 0 in every sample, although each τ varies.
     assert pairs({"A": FIRST, "B": FIRST})[0]["tau"]["4"]["interval"] == [0.0, 0.0]
 
 

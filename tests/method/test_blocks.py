@@ -103,7 +103,7 @@ LABELS = [
     pytest.param([6], {"first_slot": 1}, [[16, 17, 17, 17]], ["0100"], id="and unshifted"),
     pytest.param([1], {"mask": "01101111"}, [[12, 13, 14, 15]], ["1000"], id="cut at a gap, shifted"),
     pytest.param([1], {"mask": "01101111", "first_slot": 1}, [[11, 12, 13, 14]], ["0100"], id="and unshifted"),
-    # Slot 0 stands for the anchor itself and is no label, so its mask plays no part.
+    # Slot 0 is the anchor itself and has no label, so its mask does not matter.
     pytest.param([1], {"mask": "00111111", "first_slot": 1}, [[11, 12, 13, 14]], ["0111"], id="an unsupervised anchor"),
     pytest.param([2, 0], {"keep": [True, False]}, [[13, 14, 15, 16], [11, 12, 13, 14]], ["1111", "0000"], id="dropped"),
 ]

@@ -255,7 +255,7 @@ def test_sigterm_saves_the_current_step_and_leaves_with_42_within_ten_seconds(st
 
 
 def test_a_stopped_run_of_two_processes_continues_bit_for_bit(recipe, plain, stopped, tmp_path):
-    """Also after one process alone was told to stop, with step numbers that are far from JAX's count of questions."""
+    """A signal to one process stops both, also in a resumed run, whose steps are ahead of JAX's own count."""
     shutil.copytree(stopped[0], tmp_path / "run")
     assert stopped[1] < stop(recipe, tmp_path / "run", stopped[1] + 5, rank=1)[0] < STEPS
     assert_identical(complete(recipe, tmp_path / "run"), plain[1])
