@@ -47,7 +47,8 @@ DECODING = {
     "decode": (phases.decode, 3.0),
     "context": (phases.context, 3.0),
     "batch": (phases.batch, 3.5),
-    "drafts": (phases.drafts, 2.0),
+    "drafts": (phases.drafts, 2.5),
+    "eight_bits": (phases.eight_bits, 3.0),
     "attention": (phases.attention, 1.0),
 }
 PIPELINE = {

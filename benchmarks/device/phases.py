@@ -22,7 +22,8 @@ from benchmarks.device.random_models import decoding_models, state_of, target_co
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
-from domino_jax.method.drafter import rows_together
+from domino_jax.method.drafter import quantized_matrices, rows_together
+from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import gpu_attention
 from domino_jax.models.attention import KERNELS, attend
@@ -31,6 +32,7 @@ from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED
 from domino_jax.training.flops import peak_flops
 from domino_jax.weights.draft_vocab import with_draft_vocab
+from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, SECTION, read_scheme
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.
 TAUS = (5.42, 7.17)
@@ -152,27 +154,38 @@ def compared(step: float, round_: float) -> dict[str, Any]:
 
 def context(size: str, scale: Scale) -> dict[str, Any]:
     """A step and a round of one request, by the slots of the caches, which every pass reads whole."""
-    sizes = {f"{slots:,} slots": (1, slots) for slots in scale.contexts}
-    return steps_and_rounds(size, scale, sizes)
+    models = decoding_models(size, scale.dtype, scale.layers, scale.head)
+    return steps_and_rounds(scale, {f"{slots:,} slots": (models, 1, slots) for slots in scale.contexts})
 
 
 def batch(size: str, scale: Scale) -> dict[str, Any]:
     """A step and a round by the number of requests decoded together."""
-    sizes = {f"{rows} rows": (rows, scale.row_slots) for rows in scale.row_counts}
-    return steps_and_rounds(size, scale, sizes)
-
-
-def steps_and_rounds(size: str, scale: Scale, sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """sizes: name → (rows, slots)."""
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
-    most = max(slots for _, slots in sizes.values())
-    drafting = DraftSettings(head_candidates=CANDIDATES[0])
-    generator = new_generator(
-        models, DecodeSettings(cache_length=most, max_new_tokens=16, simulate_tau=TAUS[-1], drafting=drafting)
+    return steps_and_rounds(scale, {f"{rows} rows": (models, rows, scale.row_slots) for rows in scale.row_counts})
+
+
+def eight_bits(size: str, scale: Scale) -> dict[str, Any]:
+    """A step and a round of one request by the type of the target's matrices."""
+    tiles = read_scheme({SECTION: PUBLIC_FP8})
+    schemes = {scale.dtype: None, "int8": QUANTIZE["int8"], "FP8 by channel": QUANTIZE["fp8"], "FP8 tiles": tiles}
+    return steps_and_rounds(
+        scale,
+        {
+            name: (decoding_models(size, scale.dtype, scale.layers, scale.head, scheme), 1, scale.slots)
+            for name, scheme in schemes.items()
+        },
     )
+
+
+def steps_and_rounds(scale: Scale, cases: dict[str, tuple[Pair, int, int]]) -> dict[str, Any]:
+    """cases: name → (models, rows, slots)."""
+    most = max(slots for _, _, slots in cases.values())
+    drafting = DraftSettings(head_candidates=CANDIDATES[0])
+    settings = DecodeSettings(cache_length=most, max_new_tokens=16, simulate_tau=TAUS[-1], drafting=drafting)
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches, must = {"copy": copy}, {}
-    for name, (rows, slots) in sizes.items():
+    for name, (models, rows, slots) in cases.items():
+        generator = new_generator(models, settings)
         # Full but for a block: a generation would use no larger caches for such a text.
         state = state_of(models, generator, rows, slots, max(1, slots - CHAIN - 1))
         for mode, label in ((BASELINE, "step"), (DOMINO, "round")):
@@ -181,19 +194,20 @@ def steps_and_rounds(size: str, scale: Scale, sizes: dict[str, tuple[int, int]])
         must |= {f"{label} {name}": count for label, count in bound.items()}
     seconds = decode_latency.median_seconds(stopwatches, scale.repeats)
     bandwidth = rate(copied, seconds.pop("copy"))
-    by_size = {}
-    for name, (rows, slots) in sizes.items():
+    by_case = {}
+    for name, (_, rows, slots) in cases.items():
         step, whole = (seconds[f"{label} {name}"] for label in ("step", "round"))
         parts = {
             label: timed(seconds[f"{label} {name}"], must[f"{label} {name}"], bandwidth) for label in ("step", "round")
         }
         rates = {"plain_tokens_per_second": rate(rows, step), "rows": rows, "slots": slots}
-        by_size[name] = {**parts, **compared(step, whole), **rates}
-    return {"copy_bytes_per_second": bandwidth, "sizes": by_size, "peak_bytes": peak_bytes()}
+        by_case[name] = {**parts, **compared(step, whole), **rates}
+    return {"copy_bytes_per_second": bandwidth, "sizes": by_case, "peak_bytes": peak_bytes()}
 
 
 def drafts(size: str, scale: Scale) -> dict[str, Any]:
-    """A round of one request over the longest caches, as it is, with a draft vocabulary, and with a draft window."""
+    """A round of one request over the longest caches, as it is, with a draft vocabulary, whose drafter is then in int8,
+    and with a draft window."""
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     target, slots = models.target.config, scale.contexts[-1]
     tokens = np.arange(min(scale.vocabulary, target.vocab_size))
@@ -204,12 +218,14 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
     shared = (models.drafter.config, params, target, models.target_params, tokens, None)
     config, params = with_draft_vocab(*shared)
     few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=rows_together(params))
+    in_int8 = few.replace(drafter_params=rows_together(quantized_matrices(params)))
     drafting = DraftSettings(head_candidates=min(CANDIDATES[0], len(tokens)))
     config = dataclasses.replace(models.drafter.config, draft_window=scale.window)
     windowed = models.replace(drafter=models.drafter.clone(config=config))
     forms = {
         "round": (models, drafting),
         f"round, {len(tokens):,} tokens": (few, drafting),
+        f"round, {len(tokens):,} tokens, int8 drafter": (in_int8, drafting),
         f"round, window {scale.window:,}": (windowed, drafting),
     }
     copy, copied = copy_stopwatch(scale.copy_megabytes)

@@ -18,19 +18,20 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import loading, random_weights
+from domino_jax.weights.quantization import Scheme
 from domino_jax.weights.target import read_target_config, target_shapes
 
 ASSETS = pathlib.Path(__file__).resolve().parents[2] / "assets"
-# For tests: every part is there, and its programs compile in a moment.
+# For tests: every part is there, FP8 tiles of 128 × 128 as well, and its programs compile in a moment.
 SMALL = {
     "model_type": "qwen3",
     "vocab_size": 96,
-    "hidden_size": 16,
-    "intermediate_size": 24,
+    "hidden_size": 128,
+    "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 8,
+    "head_dim": 128,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
     "tie_word_embeddings": True,
@@ -59,10 +60,10 @@ def drafter_config(
     )
 
 
-def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int]) -> Pair:
-    """Random target and drafter on this process' first device."""
+def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int], scheme: Scheme | None = None) -> Pair:
+    """Random target and drafter on this process' first device. scheme: of a target in eight bits."""
     target = Qwen3(target_config(size), np.dtype(dtype))
-    params = random_weights.random_params(target_shapes(target.config, dtype), dtype)
+    params = random_weights.random_params(target_shapes(target.config, dtype, scheme), dtype)
     loaded = loading.LoadedTarget(size, target, params, None, ())
     return random_weights.random_drafter(loaded, drafter_config(target.config, layers, head=head))
 

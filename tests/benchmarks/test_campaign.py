@@ -12,7 +12,7 @@ from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ASSETS
 
 MEASURED = ["parity", "bandwidth", "train-public", "train-paper", "decode-small", "context-small", "batch-small"]
-MEASURED += ["drafts-small", "attention-small"]
+MEASURED += ["drafts-small", "eight_bits-small", "attention-small"]
 
 
 def choices_of(folder, *flags):
