@@ -27,6 +27,7 @@ from domino_jax.method.tree import keep_best, roll_out_lanes
 from domino_jax.method.verify import Tree, Verified, accept_tree, verify
 from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
+from domino_jax.models.quantized import is_quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.flops import device_bytes
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, read_scheme
@@ -85,16 +86,17 @@ def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> 
 def with_drafter(mesh: Mesh, models: Pair, config: DominoConfig, int8: bool = False) -> Pair:
     """The shapes of a target as decoding lays them out, with those of a drafter of this config.
 
-    int8: the drafter's matrices are in eight bits.
+    int8: the drafter's matrices are in eight bits, and so is a copy of a floating lm_head.
     """
     target = models.target
+    tied = target.config.tie_word_embeddings
+    floating = tied or not is_quantized(models.target_params["lm_head"]["kernel"])
     drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    if columns := len(config.draft_tokens):
+    if columns := len(config.draft_tokens) or (config.vocab_size if int8 and floating else 0):
         shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, columns), jnp.bfloat16)}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
     shapes = jax.eval_shape(quantized_matrices, shapes) if int8 else shapes
-    tied = target.config.tie_word_embeddings
     place = sharding.decode_placement(mesh, config.num_key_value_heads, tied)
 
     def laid_out(tree):

@@ -19,12 +19,14 @@ from domino_jax.evals.models import refuse_other_head
 from domino_jax.forecast import dry_run, topologies
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, new_drafter
+from domino_jax.method.settings import DraftSettings
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, cli
 from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training.flops import device_bytes
+from domino_jax.weights.draft_vocab import with_draft_vocab
 from domino_jax.weights.drafter import read_drafter_config
 from domino_jax.weights.loading import in_draft_type, with_window
 from domino_jax.weights.target import target_shapes
@@ -120,14 +122,9 @@ def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> 
     params = target_shapes(target, dtype, scheme)
     whole, experts, embedding = on_chip(params), on_chip(params, sharding.EXPERTS), on_chip(params, "embed_tokens")
     vocabulary = embedding if target.tie_word_embeddings else on_chip(params, "lm_head")
-    shapes = jax.eval_shape(lambda: init_drafter_params(new_drafter(drafter, dtype), jax.random.key(0)))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
-    drafting = settings.drafting
-    drafter = with_window(drafter, drafting)
-    weights = on_chip(jax.eval_shape(lambda tree: in_draft_type(tree, drafting), shapes))
-    columns = drafting.draft_vocab or len(drafter.draft_tokens)  # copies, unless all tokens are drafted
-    copies = vocabulary * columns // target.vocab_size
-    copies //= dtype.itemsize if drafting.draft_weights == "int8" else 1
+    draft = drafter_shapes(drafter, target, params, settings.drafting, dtype)
+    weights, copies = on_chip(draft), on_chip(draft, "lm_head")
+    drafter = with_window(drafter, settings.drafting)
     slots, layers = settings.cache_length, range(drafter.num_hidden_layers)
     heads = [model.num_key_value_heads * model.head_dim * 2 * dtype.itemsize * requests for model in (target, drafter)]
     split = mesh.shape["tensor"] if target.num_key_value_heads % mesh.shape["tensor"] == 0 else 1
@@ -138,9 +135,26 @@ def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> 
         whole - experts - (0 if target.tie_word_embeddings else embedding),
         experts,
         cache,
-        weights + context + (copies or vocabulary),
-        whole + weights + copies + cache + context,
+        weights + context + (0 if copies else vocabulary),
+        whole + weights + cache + context,
     )
+
+
+def drafter_shapes(
+    drafter: AnyConfig, target: Qwen3Config, target_params: dict, drafting: DraftSettings, dtype: np.dtype
+) -> dict:
+    """A drafter's parameters as shapes, with the columns of the lm_head that draft_vocab and draft_weights copy."""
+
+    def loaded(params, target_params):
+        config = drafter
+        if drafting.draft_vocab:
+            tokens = np.arange(drafting.draft_vocab)
+            config, params = with_draft_vocab(drafter, params, target, target_params, tokens, None)
+        return in_draft_type(config, params, target, target_params, drafting)
+
+    shapes = jax.eval_shape(lambda: init_drafter_params(new_drafter(drafter, dtype), jax.random.key(0)))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+    return jax.eval_shape(loaded, shapes, target_params)
 
 
 def lines(reads: Reads, most: int, requests: int, chip: topologies.Chip | None) -> list[str]:

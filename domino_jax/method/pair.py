@@ -62,11 +62,13 @@ class Pair:
     def draft_logits(self, z: jax.Array) -> jax.Array:
         """The backbone's z [..., D] → its base logits float32 [..., N].
 
-        N: tokens of the draft vocabulary, whose columns of the lm_head are the drafter's parameters; else V.
+        N: tokens of the draft vocabulary, else V. A copy of the lm_head's columns, for a draft vocabulary or in eight
+        bits, is among the drafter's parameters.
         """
         config = self.drafter.config
-        if len(config.draft_tokens):
-            head = Linear(len(config.draft_tokens), dtype=self.target.dtype, logits=True, name="lm_head")
+        if "lm_head" in self.drafter_params:
+            columns = len(config.draft_tokens) or config.vocab_size
+            head = Linear(columns, dtype=self.target.dtype, logits=True, name="lm_head")
             logits = head.apply({"params": self.drafter_params["lm_head"]}, z)
         else:
             logits = self.unembed(z)

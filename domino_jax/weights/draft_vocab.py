@@ -76,13 +76,17 @@ def with_draft_vocab(
     config: AnyConfig, params: Params, target: Qwen3Config, target_params: Params, tokens: np.ndarray, place: Sharding
 ) -> tuple[AnyConfig, Params]:
     """The drafter that drafts among `tokens` int32 [N], with copies of their columns of the two matrices."""
-    tied = target.tie_word_embeddings
-    matrix = target_params["embed_tokens"]["embedding"].T if tied else target_params["lm_head"]["kernel"]
+    matrix = lm_head_of(target, target_params)
     params = {**params, "lm_head": {"kernel": _columns(matrix, tokens, ("lm_head", "kernel"), place)}}
     if config.has_head:
         up = _columns(params["head"]["up"]["kernel"], tokens, ("head", "up", "kernel"), place)
         params["head"] = {**params["head"], "up": {"kernel": up}}
     return config.with_vocabulary(tokens), params
+
+
+def lm_head_of(target: Qwen3Config, params: Params) -> Matrix:
+    """The matrix [D, V] of a target's logits."""
+    return params["embed_tokens"]["embedding"].T if target.tie_word_embeddings else params["lm_head"]["kernel"]
 
 
 def copied_bytes(params: Params) -> int:

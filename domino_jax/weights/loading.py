@@ -13,10 +13,11 @@ from domino_jax.method.drafter import quantized_matrices, rows_together
 from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
-from domino_jax.models.qwen3 import Qwen3
+from domino_jax.models.quantized import is_quantized
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
-from domino_jax.weights.draft_vocab import choose_tokens, with_draft_vocab
+from domino_jax.weights.draft_vocab import choose_tokens, lm_head_of, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.quantization import INT8
 from domino_jax.weights.target import Sharding
@@ -115,12 +116,22 @@ def as_drafted(
     if drafting.draft_vocab:
         tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)
         config, params = with_draft_vocab(config, params, loaded.model.config, loaded.params, tokens, sharding)
-    return config, in_draft_type(params, drafting)
+    return config, in_draft_type(config, params, loaded.model.config, loaded.params, drafting)
 
 
-def in_draft_type(params: dict, drafting: DraftSettings | None) -> dict:
-    """A drafter's parameters with its matrices as draft_weights says."""
-    return quantized_matrices(params) if drafting and drafting.draft_weights == INT8 else params
+def in_draft_type(
+    config: AnyConfig, params: dict, target: Qwen3Config, target_params: dict, drafting: DraftSettings | None
+) -> dict:
+    """A drafter's parameters with its matrices as draft_weights says.
+
+    In int8 they include a copy of a floating lm_head, because the base logits read all of it.
+    """
+    if not drafting or drafting.draft_weights != INT8:
+        return params
+    matrix = lm_head_of(target, target_params)
+    if config.has_backbone and "lm_head" not in params and not is_quantized(matrix):
+        params = {**params, "lm_head": {"kernel": matrix}}
+    return quantized_matrices(params)
 
 
 def with_window(config: AnyConfig, drafting: DraftSettings) -> AnyConfig:

@@ -52,7 +52,8 @@ def random_drafter(
     drafter = new_drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     params = random_params(shapes, loaded.model.dtype, sharding)
-    return Pair(loaded.model, loaded.params, drafter, rows_together(in_draft_type(params, drafting)))
+    params = in_draft_type(config, params, loaded.model.config, loaded.params, drafting)
+    return Pair(loaded.model, loaded.params, drafter, rows_together(params))
 
 
 def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:

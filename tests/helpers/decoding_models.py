@@ -16,11 +16,12 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
-from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices
+from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.drafters import CONFIGS, AnyDrafter, new_drafter
 from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
+from domino_jax.method.settings import DraftSettings
 from domino_jax.method.tree import ancestor_table
 from domino_jax.method.verify import Tree
 from domino_jax.models.moe import ROUTER, ExpertConfig
@@ -28,6 +29,7 @@ from domino_jax.models.quantized import quantize
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.weights.draft_vocab import with_draft_vocab
+from domino_jax.weights.loading import in_draft_type
 from tests.helpers.models import load_golden
 
 VOCAB = 64
@@ -137,7 +139,8 @@ def with_window(models: Pair, window: int, sink: int = 0) -> Pair:
 def in_eight_bits(models: Pair, part: str) -> Pair:
     """The models with the matrices of the "target" or the "drafter" in int8."""
     if part == "drafter":
-        return models.replace(drafter_params=quantized_matrices(models.drafter_params))
+        params = models.drafter.config, models.drafter_params, models.target.config, models.target_params
+        return models.replace(drafter_params=in_draft_type(*params, DraftSettings(draft_weights="int8")))
 
     def convert(path, leaf):
         return quantize(leaf, "int8") if path[-1].key == "kernel" and path[-2].key != ROUTER else leaf

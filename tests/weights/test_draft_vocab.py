@@ -13,10 +13,11 @@ from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.propose import draft_base, propose, roll_out_head, slot_candidates
 from domino_jax.method.rollout import choose_drafts
 from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.models.quantized import dequantized
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights.draft_vocab import choose_tokens, order_bytes, read_order
+from domino_jax.weights.draft_vocab import choose_tokens, lm_head_of, order_bytes, read_order
 from domino_jax.weights.hf import TOKEN_ORDER
-from tests.helpers.decoding_models import VOCAB, make_generator, random_models, with_tokens
+from tests.helpers.decoding_models import VOCAB, in_eight_bits, make_generator, random_models, with_tokens
 
 PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
 TOKENS = np.arange(1, VOCAB, 3)
@@ -75,3 +76,16 @@ def test_a_size_that_cannot_be_is_refused(head, size, error, tmp_path):
     if error is DominoError:  # before the training whose final decoding would use it
         with pytest.raises(DominoError, match=f"decode.draft_vocab is {size}, but "):
             DecodeSettings(drafting=drafting).check(VOCAB, config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_drafter_in_eight_bits_reads_a_copy_of_a_floating_lm_head(tied):
+    models = random_models(tied=tied)
+    z = jax.random.normal(jax.random.key(0), (2, 3, models.target.config.hidden_size))
+    rounded = in_eight_bits(models, "drafter")
+    copy = rounded.drafter_params["lm_head"]["kernel"]
+    np.testing.assert_allclose(rounded.draft_logits(z), z @ dequantized(copy), rtol=1e-5, atol=1e-5)
+    exact = lm_head_of(models.target.config, models.target_params)
+    assert (abs(dequantized(copy) - exact) < 0.51 * copy["scale"]).all()
+    of_int8 = in_eight_bits(in_eight_bits(models, "target"), "drafter")
+    assert ("lm_head" in of_int8.drafter_params) == tied  # an embedding is never in eight bits
