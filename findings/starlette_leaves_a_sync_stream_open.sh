@@ -2,7 +2,7 @@
 # starlette 1.10.0 under uvicorn 0.54.0, StreamingResponse of a plain (not async) generator.
 # Guess: when a client leaves, the response's generator is closed, so its finally block gives back the lock, slot or
 #   upstream connection. An async generator's does, within a moment.
-# What happens: a plain generator is dropped, not closed. It is part of a reference cycle, so its finally block waits for
+# What happens: a plain generator is dropped, not closed. A reference cycle holds it, so its finally block waits for
 #   Python's cyclic garbage collector, also after the response's background task has run and the request is over.
 # Why it matters: a token streamer of a model is a plain iterator. On a server that is idle, or that waits for just this
 #   slot, nothing allocates, so no collection comes: the slot stays taken. Close it in the background task, or write the

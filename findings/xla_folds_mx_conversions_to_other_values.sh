@@ -26,7 +26,7 @@ EDGES = np.array([0, -3, nan, inf, -inf, 100, 3, 1e9, -0.0], np.float32)
 
 
 def both(kind, values):
-    """The values through `kind` and back: as an argument and as a constant of the compiled program, and by ml_dtypes."""
+    """The values through `kind` and back: as an argument, as a constant of the compiled program, and by ml_dtypes."""
 
     def there_and_back(x):
         return x.astype(kind).astype(jnp.float32)
