@@ -166,10 +166,17 @@ def load_tokenizer(folder: Path) -> Any:
     # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer. It would also
     # warn on stderr that PyTorch is missing, which is as it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        if "tokenizer.json" in present:
+            # transformers 5 builds these anew for some classes: as a GPT2Tokenizer, SmolLM2's would no longer cut
+            # numbers into digits.
+            stored = Tokenizer.from_file(str(inside(folder, "tokenizer.json")))
+            for part in ("normalizer", "pre_tokenizer", "decoder"):
+                setattr(tokenizer.backend_tokenizer, part, getattr(stored, part))
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
@@ -272,6 +273,20 @@ def test_a_damaged_tokenizer_is_a_short_data_error(tmp_path):
     with pytest.raises(DataError, match="cannot be loaded") as error:
         hf.load_tokenizer(tmp_path)
     message_of(error)
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+def test_texts_are_cut_as_tokenizer_json_says_whatever_class_is_named(tmp_path, kind):
+    """transformers builds the parts of some classes itself."""
+    stored = Tokenizer.from_file(str(ASSETS / "tiny_qwen3" / "tokenizer.json"))
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+    stored.pre_tokenizer, stored.normalizer = cut, normalizers.Lowercase()
+    stored.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    text = "Laura has 46 plums, def f(x): return 1234"
+    tokens = hf.load_tokenizer(tmp_path).encode(text)
+    assert tokens == stored.encode(text).ids
 
 
 def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplog):
