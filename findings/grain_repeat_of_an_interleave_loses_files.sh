@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # grain 0.2.18, grain.experimental.RepeatIterDataset of an InterleaveIterDataset over files.
-# Guess: each epoch reads each record once, as the class says ("each epoch will be identical"), and an iterator that is set
-#   to a saved state goes on as the saved one does.
-# What happens: (1) with more files than cycle_length, the third epoch and all that follow read some files twice and others
-#   never. The starting state that the repetition goes back to holds a list that the interleave changes as it runs. (2) A
-#   state that is saved in the second epoch says that open files are exhausted. The iterator that gets it skips what is
-#   left of them. No error and no warning; (1) does not even change the number of records.
-# Why it matters: interleaved files that are repeated are an ordinary input of a long training run. The run goes on with
-#   part of its data after two epochs, or skips data at each restart. Repeat the list of files instead, before the
-#   interleave: that is right in both.
-# Output seen: reads of six files in four epochs 2, 2, 2, 6, 6, 6, and 4 each with the list repeated. A restart 2 records
-#   into the second epoch has 12 records left of 22, and 22 with the list repeated.
+# Guess: each epoch reads each record once, as the class says ("each epoch will be identical"), and an iterator that
+#   is set to a saved state goes on as the saved one does.
+# What happens: (1) with more files than cycle_length, the third epoch and all that follow read some files twice and
+#   others never. The starting state that the repetition goes back to holds a list that the interleave changes as it
+#   runs. (2) A state that is saved in the second epoch says that open files are exhausted. The iterator that gets it
+#   skips what is left of them. No error and no warning; (1) does not even change the number of records.
+# Why it matters: interleaved files that are repeated are an ordinary input of a long training run. The run goes on
+#   with part of its data after two epochs, or skips data at each restart. Repeat the list of files instead, before
+#   the interleave: that is right in both.
+# Output seen: reads of six files in four epochs 2, 2, 2, 6, 6, 6, and 4 each with the list repeated. A restart 2
+#   records into the second epoch has 12 records left of 22, and 22 with the list repeated.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -63,4 +63,7 @@ for dataset in (repeated, list_repeated):
 assert reads(list_repeated(EPOCHS)) == [EPOCHS] * FILES
 assert reads(repeated(EPOCHS)) != [EPOCHS] * FILES, "all files are now read in all epochs"
 PY
-"$folder/v/bin/python" "$folder/run.py" 2>"$folder/log" || { cat "$folder/log"; exit 1; }
+"$folder/v/bin/python" "$folder/run.py" 2>"$folder/log" || {
+    cat "$folder/log"
+    exit 1
+}

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # jax 0.10.2 (0.12.0.1 does the same), jax.checkpoint of a function that writes to a jax.new_ref.
-# Guess: an error. The guide to refs names such functions among what cannot be done, next to four other rules that all
-#   raise when they are broken.
-# What happens: no error, and wrong numbers. The backward pass runs the writes a second time, and what it computes again it
-#   computes from the ref's changed value, so the gradient belongs to another function than the loss. The policy decides
-#   which mistake is made: with everything_saveable a counter in a scan over four layers counts one layer, with the others
-#   eight, and gradients are wrong in two ways. The value of the loss is right in all cases.
-# Why it matters: refs are offered for metrics and running scales, and layers of a model are checkpointed. Activations are
-#   counted twice and a scale (as of float8 training) spoils gradients, while the loss shows nothing. A ref made with
-#   kind="no_grad_no_remat" gives right numbers in both.
-# Output seen: gradient 1.3818 without checkpoint, 0.0770 with it, 1.9222 with everything_saveable; layers counted 4, 8, 1.
+# Guess: an error. The guide to refs names such functions among what cannot be done, next to rules that do raise an
+#   error when they are broken.
+# What happens: no error, and wrong numbers. The backward pass runs the writes a second time, and what it computes
+#   again it computes from the ref's changed value, so the gradient belongs to another function than the loss. The
+#   policy decides which mistake is made: in a scan over four layers, a counter counts one layer with
+#   everything_saveable and eight with policies that save less, and gradients are wrong in two ways. The value of the
+#   loss is right in all cases.
+# Why it matters: refs are offered for metrics and running scales, and layers of a model are checkpointed. Activations
+#   are counted twice and a scale (as of float8 training) spoils gradients, while the loss shows nothing. A ref made
+#   with kind="no_grad_no_remat" gives right numbers in both.
+# Output seen: gradient 1.3818 without checkpoint, 0.0770 with it, 1.9221 with everything_saveable; layers counted 4,
+#   8, 1.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# orbax-checkpoint 0.12.8, CheckpointManager with best_fn and max_to_keep; the policy BestN of its version 1 API sorts the
-#   same way.
+# orbax-checkpoint 0.12.8, CheckpointManager with best_fn and max_to_keep; the policy BestN of its version 1 API sorts
+#   the same way.
 # Guess: a checkpoint whose metric is NaN counts as the worst, or is refused. The best checkpoints remain.
-# What happens: the metrics are sorted as plain floats. A NaN compares false with everything, so one NaN stops the sort
-#   halfway. The checkpoint with the best metric is deleted, best_step() names a worse step or the one with the NaN, and
-#   nothing is logged. The same run with inf in place of the NaN keeps what it should.
-# Why it matters: a run that meets a single bad evaluation loses its best weights, and it says so to nobody. Have best_fn
-#   return inf (or -inf with best_mode "max") for a metric that is not finite.
-# Output seen: losses 1.0, NaN, 2.0, keep 1: the loss kept is 2.0. Losses 3.0, 1.0, NaN, 2.0, 2.5, keep 2: NaN is gone and
-#   so is 1.0; the losses kept are 2.0 and 2.5.
+# What happens: the metrics are sorted as plain floats. A NaN compares false with everything, so one NaN leaves the
+#   list out of order. The checkpoint with the best metric is deleted, best_step() names a worse step or the one with
+#   the NaN, without an error. The same run with inf in place of the NaN keeps what it should.
+# Why it matters: a run that meets a single bad evaluation loses its best weights, and goes on. Have best_fn return
+#   inf (or -inf with best_mode "max") for a metric that is not finite.
+# Output seen: losses 1.0, NaN, 2.0, keep 1: the loss kept is 2.0. Losses 3.0, 1.0, NaN, 2.0, 2.5, keep 2: NaN is gone
+#   and so is 1.0; the losses kept are 2.0 and 2.5.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -54,4 +54,7 @@ for losses, keep in (([1.0, nan], 1), ([1.0, nan, 2.0], 1), ([3.0, 1.0, nan, 2.0
     assert 1.0 in kept and best == 1.0
 PY
 mkdir "$folder/runs"
-JAX_PLATFORMS=cpu "$folder/v/bin/python" "$folder/run.py" "$folder/runs" 2>"$folder/log" || { cat "$folder/log"; exit 1; }
+JAX_PLATFORMS=cpu "$folder/v/bin/python" "$folder/run.py" "$folder/runs" 2>"$folder/log" || {
+    cat "$folder/log"
+    exit 1
+}
