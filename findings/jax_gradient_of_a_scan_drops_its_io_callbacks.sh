@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # jax 0.10.2 (0.12.0.1 does the same), jax.experimental.io_callback without results in the body of jax.lax.scan.
-# Guess: io_callback is the callback that is kept for its side effect, other than pure_callback and jax.debug.callback. Four
-#   iterations make four calls, whether or not the scan is differentiated.
-# What happens: with jax.grad, value_and_grad, vjp or linearize of a function with such a scan, none of the four calls is
-#   made. If the callback's argument does not depend on the loop, one call is made instead of four. The callback is made
-#   without a scan, and with a scan that is not differentiated; jvp makes all four. No error, no warning.
-# Why it matters: layers and microbatches are scanned, and what they log to the host (metrics, routed tokens, data for an
-#   evaluation) is there in the evaluation step and is missing in the training step. jax.debug.callback with an argument
-#   that depends on the loop makes all calls; or return the values from the scan and call back after it.
-# Output seen: calls of the loss 4, of its jvp 4, of its value and gradient 0; 1 with a constant; 4 of jax.debug.callback.
+# Guess: four iterations make four calls, whether or not the scan is differentiated. The guide to callbacks says of
+#   io_callback, alone among the three, that execution is guaranteed, and that it works in scan and under grad if it
+#   gets no differentiated value.
+# What happens: with jax.grad, value_and_grad, vjp or linearize of a function with such a scan, none of the four calls
+#   is made. If the callback's argument does not depend on the loop, one call is made instead of four. The callback is
+#   made without a scan, and with a scan that is not differentiated; jvp makes all four. No error, no warning.
+# Why it matters: layers and microbatches are scanned, and what they log to the host (metrics, routed tokens, data for
+#   an evaluation) is there in the evaluation step and is missing in the training step. jax.debug.callback with an
+#   argument that depends on the loop makes all calls; or return the values from the scan and call back after it.
+# Output seen: calls of the loss 4, of its jvp 4, of its value and gradient 0; 1 with a constant; 4 of
+#   jax.debug.callback.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# jax 0.12.0.1, jax.vjp(f, table) and with_refs, which adds the gradient of an indexed read into a jax.new_ref. This jax needs
-#   Python 3.12 or newer: python3.13 or python3.12 of the PATH, or of pyenv.
+# jax 0.12.0.1, jax.vjp(f, table) and with_refs, which adds the gradient of an indexed read into a jax.new_ref. This
+#   jax needs Python 3.12 or newer: python3.13 or python3.12 of the PATH, or of pyenv.
 # Guess: with_refs gives the gradient that jax.grad gives. Rows that are out of bounds give nothing, in both.
-# What happens: the read turns a negative index i of a table with n rows into i + n, and what is still negative is out of
-#   bounds. The addition into the ref gets i + n, takes it for an index of the user, and adds n once more. Between -2n and
-#   -n - 1, the gradient goes to a row that was never read. Outside of that, and with clip in place of fill, both agree.
-# Why it matters: with 65 characters as vocabulary and -100 as the index of padding, the values are right (padding reads
-#   zeros) and row 30 is trained by all padding. A check of one against the other with real tokens sees nothing.
+# What happens: the read turns a negative index i of a table with n rows into i + n, and what is still negative is out
+#   of bounds. The addition into the ref gets i + n, takes it for an index of the user, and adds n once more. Between
+#   -2n and -n - 1, the gradient goes to a row that was never read. Outside of that, and with clip in place of fill,
+#   both agree.
+# Why it matters: with 65 characters as vocabulary and -100 as the index of padding, the values are right (padding
+#   reads zeros) and row 30 is trained by all padding. A check of one against the other with real tokens sees nothing.
 # Output seen: rows with a gradient 3 with jax.grad; 3 and 30 with a ref, where row 30 gets all 6 of the padding.
 set -euo pipefail
 for name in python3.13 python3.12; do
