@@ -48,7 +48,8 @@ for read in range(len(rows(packed)) + 1):
     repaired.set_state(state)
     right, after = rows(saved), rows(restored)
     assert rows(repaired) == right
-    print(f"before row {read}: {tokens(right)} tokens left, {tokens(after)} after a restart, same rows: {after == right}")
+    same = "same" if after == right else "other"
+    print(f"before row {read}: {tokens(right)} tokens left, {tokens(after)} after a restart, {same} rows")
     if after != right:
         wrong.append(tokens(right) - tokens(after))
 print("tokens lost:", wrong)
