@@ -228,13 +228,16 @@ class Head(nn.Module):
         return Linear(columns, dtype=self.dtype, whole=self.whole, logits=True, **choices)
 
     def token_table(self, rank: int) -> nn.Embed:
-        """A table [V, rank] for `look_up`, stored as the parameter predecessor/embedding."""
-        init = nn.initializers.normal(INIT_STD)
-        return nn.Embed(self.config.vocab_size, rank, dtype=self.dtype, embedding_init=init)
+        """A table [V, rank] for `look_up`, stored as the parameter predecessor/embedding.
+
+        Rows are cast, not the table: of a table in bfloat16 the gradient of a frequent token is summed in bfloat16, and
+        comes out too small.
+        """
+        return nn.Embed(self.config.vocab_size, rank, embedding_init=nn.initializers.normal(INIT_STD))
 
     def look_up(self, tokens: jax.Array) -> jax.Array:
         """Rows [..., rank] of the table `predecessor`."""
-        rows = self.predecessor(tokens)
+        rows = self.predecessor(tokens).astype(self.dtype)
         return rows if self.whole else constrain_rows(rows)
 
     def residual(self, code: jax.Array) -> jax.Array:

@@ -157,3 +157,18 @@ def test_unshifted_xpress_drafts_after_the_token_before_the_anchor_and_shifted_a
     changed = (drafts(state) != drafts(state.replace(before=(state.before + 7) % 64))).any()
     assert changed != shifted
     assert (drafts(state) != drafts(state.replace(anchors=(state.anchors + 7) % 64))).any()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if not drafter(kind).config.reads_embeddings])
+def test_the_gradient_of_a_frequent_token_is_summed_in_float32(kind):
+    """In bfloat16 a sum of ones ends at 256."""
+    made = drafter(kind)
+    module = made.config.module(made.config, jnp.bfloat16)
+
+    def total(params):
+        rows = module.apply({"params": params}, jnp.full(4_096, 5), method="look_up")
+        assert rows.dtype == jnp.bfloat16
+        return rows.astype(jnp.float32).sum()
+
+    table = jax.grad(total)(made.params["head"])["predecessor"]["embedding"]
+    assert (table[5] == 4_096).all() and (jnp.delete(table, 5, axis=0) == 0).all()
