@@ -87,7 +87,7 @@ def cards():
     data = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
     local = {
         **RECIPE,
-        "target": {"path": "/data/models/qwen", "dtype": "float32"},
+        "target": {"path": "/data/models/qwen", "dtype": "float32", "quantize": "int8"},
         "data": {**RECIPE["data"], "train": "gs://bucket/rows/*.jsonl.gz", "layout": "pack"},
         "train": {**RECIPE["train"], "start_from": "/data/runs/first"},
     }
