@@ -109,6 +109,10 @@ def main(flags: cli.Flags) -> None:
         "answers": {"source": source, "chosen": chosen, "temperatures": temperatures},
     }
     evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
+    widths = {width for figures in evaluation["drafters"].values() for width in figures["tau"]}
+    if unused := [key for key in stated_seconds if key not in {"0", *widths}]:
+        listed = ", ".join(sorted(widths, key=int))
+        say(f"note: no drafter has a τ with {', '.join(unused)} drafts of {flags.round_seconds}, only with {listed}.")
     if distributed.is_primary():
         output.mkdir(parents=True, exist_ok=True)
         write_evaluation(output, evaluation)

@@ -91,10 +91,13 @@ def main(flags: cli.Flags) -> None:
 def leave(engine, failure: BaseException | None) -> None:
     """Ends the command, at once where Python would wait for a compilation, which nothing can end."""
     if engine.compiling() or (engine.is_alive() and engine.failure is None):
-        if failure and not isinstance(failure, KeyboardInterrupt):
+        code = 130 if isinstance(failure, KeyboardInterrupt) else 1 if failure else 0
+        if isinstance(failure, DominoError):
+            code = cli.report(failure)
+        elif code == 1:
             traceback.print_exception(failure)
         sys.stdout.flush()
-        os._exit(130 if isinstance(failure, KeyboardInterrupt) else 1 if failure else 0)
+        os._exit(code)
     if failure:
         raise failure
 

@@ -35,7 +35,7 @@ from domino_jax.method.state import TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli, loading, rules
 from domino_jax.recipe.final_decoding import check_final, decode_trained
-from domino_jax.runtime import distributed, environment
+from domino_jax.runtime import distributed, environment, sizes
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
 from domino_jax.runtime.differences import flatten
 from domino_jax.runtime.distributed import say
@@ -277,8 +277,8 @@ def report_start(
     elif rows := read_rows(workdir / "metrics.jsonl"):
         say(f"starts from step 0: step {rows[-1]['step']} was reached before without a checkpoint")
     say("mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()))
-    say(f"drafter, trained: {flops.parameter_line(state.params)}")
-    say(f"target, frozen: {flops.parameter_line(loaded.params)}")
+    say(f"drafter, trained: {sizes.parameter_line(state.params)}")
+    say(f"target, frozen: {sizes.parameter_line(loaded.params)}")
 
 
 def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig, batches: Batches) -> None:

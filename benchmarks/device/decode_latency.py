@@ -37,7 +37,7 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import propose_tree
 from domino_jax.method.verify import verify
-from domino_jax.training.flops import device_bytes
+from domino_jax.runtime.sizes import device_bytes
 from domino_jax.weights import loading
 
 GREEDY = SamplingParams()

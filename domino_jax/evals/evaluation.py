@@ -11,7 +11,7 @@ from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, draw_lines, save
 from domino_jax.evals.report import PLOTS, print_tables, report_header
-from domino_jax.evals.tables import NOTHING, brackets, fmt
+from domino_jax.evals.tables import NOTHING, brackets, fmt, target_name
 from domino_jax.method.exact import Accepted
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.json_files import write_json
@@ -60,11 +60,11 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     answers, shown = evaluation["answers"], with_short_names(evaluation)
     names = save(folder / PLOTS, _pictures(shown))
     pictures = {name: (folder / PLOTS / name).read_bytes() for name in names}
-    facts = {"target": evaluation["target"]["path"], **{name: evaluation[name] for name in ("device", "dtype", "date")}}
+    facts = {name: evaluation[name] for name in ("device", "dtype", "date")}
     page = page_of(
         heading="Evaluation of drafters",
         title=headline(evaluation),
-        facts={**facts, "answers": answers["source"]},
+        facts={"target": target_name(evaluation["target"]), **facts, "answers": answers["source"]},
         versions=evaluation["versions"],
         rows=tau_rows(shown),
         notes=[_note(evaluation)],

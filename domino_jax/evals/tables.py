@@ -35,11 +35,16 @@ def title(report: Mapping[str, Any]) -> str:
 def origins(report: Mapping[str, Any]) -> dict[str, str]:
     """Where the figures come from."""
     return {
-        "target": report["target"]["path"],
+        "target": target_name(report["target"]),
         "drafter": report["drafter"]["path"] if report["drafter"] else "none",
         "prompts": report["prompts"]["source"],
         "date": report["date"],
     }
+
+
+def target_name(target: Mapping[str, Any]) -> str:
+    """The path of a target, and what target.quantize made of it."""
+    return f"{target['path']} in {target['quantize']}" if target["quantize"] else target["path"]
 
 
 def simulated(report: Mapping[str, Any]) -> str:

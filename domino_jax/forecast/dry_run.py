@@ -28,8 +28,8 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.remote import open_path
+from domino_jax.runtime.sizes import device_bytes, say_bytes
 from domino_jax.training import flops
-from domino_jax.training.flops import device_bytes, say_bytes
 from domino_jax.weights import loading
 from domino_jax.weights import target as weights_target
 from domino_jax.weights.quantization import PUBLIC_FP8, Scheme, read_scheme

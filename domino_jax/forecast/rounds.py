@@ -25,7 +25,7 @@ from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, cli
 from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.runtime.errors import DominoError
-from domino_jax.training.flops import device_bytes
+from domino_jax.runtime.sizes import device_bytes
 from domino_jax.weights.draft_vocab import with_draft_vocab
 from domino_jax.weights.drafter import read_drafter_config
 from domino_jax.weights.loading import in_draft_type, with_window

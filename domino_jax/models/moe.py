@@ -135,6 +135,7 @@ def over_mesh(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: Ma
     share of the experts for its rows, and they are summed over the tensor axis."""
     if not sharding.on_mesh():
         return _by_device(x, experts, weights, matrices)
+    sharding.check_experts(jax.sharding.get_abstract_mesh(), jax.tree.leaves(matrices)[0].shape[0])
 
     def local(x, experts, weights, matrices):
         count = jax.tree.leaves(matrices)[0].shape[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from domino_jax.runtime.errors import DominoError
 
@@ -110,7 +110,7 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
     def place(path: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
         axes = [MATRICES[name] for name in path if name in MATRICES]
         if EXPERTS in path:
-            _check_experts(mesh, shape[0])
+            check_experts(mesh, shape[0])
             split = (EXPERTS, *("width" if axis == "width" else None for axis in axes[-1]))
             return NamedSharding(mesh, _divide(mesh.shape, split, shape))
         if len(shape) != 2:
@@ -120,7 +120,8 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
     return place
 
 
-def _check_experts(mesh: Mesh, count: int) -> None:
+def check_experts(mesh: Mesh | AbstractMesh, count: int) -> None:
+    """Refuses experts that cannot be cut evenly over the tensor axis."""
     if count % mesh.shape["tensor"]:
         raise DominoError(
             f"a layer of the target has {count} experts, which mesh.tensor {mesh.shape['tensor']} does not divide; set"

@@ -133,14 +133,14 @@ def run(
         distributed.shutdown()
         sys.exit(code)
     except DominoError as refusal:
-        code = _report(refusal)
+        code = report(refusal)
     except Preempted:
         code = PREEMPTED
     except KeyboardInterrupt:
         code = 130
     except Exception as failure:
         if isinstance(failure, OSError) and failure.errno in FULL + REFUSED:
-            code = _report(unwritable(failure.filename or place, failure))
+            code = report(unwritable(failure.filename or place, failure))
         elif distributed.is_one_of_several():
             traceback.print_exc()
             distributed.abort()
@@ -150,7 +150,8 @@ def run(
     sys.exit(code)
 
 
-def _report(error: DominoError) -> int:
+def report(error: DominoError) -> int:
+    """Prints an error as all commands do, and returns its exit code."""
     # Names and values in a message may come out of a file: none may fill the terminal or command it.
     lines = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in str(error).split("\n")]
     text = "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)

@@ -13,6 +13,7 @@ from etils import epath
 
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.json_files import read_json, write_json
+from domino_jax.training.step_folders import StepFolders
 
 NAME = "finished.json"
 FIELDS = ("step", "processes", "exported_step")
@@ -29,7 +30,7 @@ def mark_finished(
 def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) -> dict[str, Any] | None:
     """The marker of a run that took at least `steps` steps and whose export is there; else None, with a reported line.
 
-    The run then continues from its checkpoint, which exports again.
+    The run then continues from its checkpoint, which exports again. Raises DataError: all its checkpoints are gone.
     """
     marker = parse_marker(workdir, report)
     if marker is None:
@@ -41,6 +42,7 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
     if not ((export / "config.json").exists() and any(export.glob("*.safetensors"))):
         report(f"warning: {export} is gone or has no weights: it is exported again from its checkpoint")
         return None
+    StepFolders(workdir / "checkpoints", report).refuse_loss()
     return marker
 
 

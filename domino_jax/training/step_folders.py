@@ -119,7 +119,7 @@ class StepFolders:
                 return step
             damaged[step] = reason
         if not damaged:
-            self._refuse_loss()
+            self.refuse_loss()
             return None
         # They stay where they are: with an empty folder the next start would take this for a new run.
         newest = max(damaged)
@@ -129,7 +129,10 @@ class StepFolders:
             "Put one back from a copy and start again, or train from the start in another --workdir."
         )
 
-    def _refuse_loss(self) -> None:
+    def refuse_loss(self) -> None:
+        """Raises DataError: there is no step, but something beside shows that there was one."""
+        if self._steps():
+            return
         evidence = [name for name in EVIDENCE if (self.root.parent / name).exists()]
         if evidence:
             raise DataError(

@@ -183,6 +183,11 @@ def load_tokenizer(folder: Path) -> Any:
     beside = read_json(folder, "tokenizer_config.json", required=False).get("chat_template")
     if isinstance(tokenizer.chat_template, dict):
         names = ", ".join(tokenizer.chat_template)
+        if "default" not in tokenizer.chat_template:
+            raise DataError(
+                f"{folder} has the chat templates {names} and none named default, which messages without tools need;"
+                " write it to chat_template.jinja."
+            )
         warn_once(log, f"{folder} has the chat templates {names}: default is read, with tools tool_use.")
     elif beside and beside != tokenizer.chat_template:
         warn_once(log, f"{folder} has two chat templates: chat_template.jinja is read, tokenizer_config.json's is not.")

@@ -31,7 +31,8 @@ class Scheme:
     dtype: of the values, INT8 or FP8.  tiles: a scale for each tile of 128 × 128 values, else for each output channel.
     values, scale: the last words of their tensors' names.
     packed: four int8 values, each plus 128, are an int32 word.
-    floating: modules whose matrices are not in eight bits, by name, or by a regular expression after "re:".
+    floating: modules whose matrices are not in eight bits, by a part of the name, or by a regular expression after
+    "re:".
     """
 
     dtype: str
@@ -94,7 +95,7 @@ def module_of(entry: Entry) -> str:
 def _names(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
-    return module == pattern or module.startswith(f"{pattern}.")
+    return f".{pattern}." in f".{module}."
 
 
 def unpacked(words: np.ndarray, inputs: int) -> np.ndarray:
@@ -168,7 +169,7 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
     allowed = {
         "quant_method": ("compressed-tensors",),
         "format": tuple(FORMATS),
-        "quantization_status": (None, "compressed"),
+        "quantization_status": (None, "compressed", "frozen"),  # of either the tensors are in eight bits
         "kv_cache_scheme": (None,),
         "transform_config": (None, {}),
         "moe_sparsity_config": (None,),

@@ -120,8 +120,8 @@ def _match(
             stored, wanted = tensors[name], expected[target].stored_shape
             kinds = (expected[target].stored,) if expected[target].stored else FLOATS
             if stored.shape != wanted or stored.dtype not in kinds:
-                kind = "" if stored.dtype in kinds else f" {stored.dtype}"
-                wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
+                types = ("", "") if stored.dtype in kinds else (f"{stored.dtype} ", f"{' or '.join(kinds)} ")
+                wrong["misshaped"].append(f"{name} {types[0]}{list(stored.shape)} for {types[1]}{list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):
         counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)

@@ -69,7 +69,7 @@ def test_a_calibration_compares_the_probability_of_all_drafts_so_far_with_what_w
 
 
 def test_the_tables_name_every_drafter_and_width():
-    origin = {"target": {"path": "T"}, "dtype": "float32"}
+    origin = {"target": {"path": "T", "quantize": None}, "dtype": "float32"}
     origin["answers"] = {"source": "A", "chosen": 1.0, "temperatures": [0.0]}
     facts = dict.fromkeys(("A", "B"), {"head": "domino", "block_size": 4})
     made = build_evaluation(TEXTS, {"A": FIRST, "B": SECOND}, facts, origin, {"A": {"0": 0.01, "4": 0.02}})

@@ -39,7 +39,7 @@ PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (1000).to_bytes(4) + (500).to
 
 
 def test_a_page_is_whole_html_that_loads_nothing_and_what_comes_out_of_files_and_models_is_text():
-    info = dataclasses.replace(INFO, target={"path": HOSTILE})
+    info = dataclasses.replace(INFO, target={"path": HOSTILE, "quantize": None})
     text = render_page(report_of(two_runs(), info), {"accept_lengths.png": PICTURE})
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>") and [tag for tag, _ in page.elements[:2]] == ["html", "head"]

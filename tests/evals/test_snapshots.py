@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from domino_jax.evals import model_card, report, tables
 from domino_jax.evals.page import render_page
 from domino_jax.method.config import DrafterConfig
-from domino_jax.training import flops
+from domino_jax.runtime import sizes
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.golden_files import target_config
 from tests.helpers.paths import GOLDEN
@@ -62,7 +62,7 @@ def parameter_line() -> str:
     specs = {"a": ("fsdp", "tensor"), "b": (), "c": (("data", "fsdp"), None)}
     places = {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, spec in specs.items()}
     shapes = {name: jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=place) for name, place in places.items()}
-    return flops.parameter_line(shapes)
+    return sizes.parameter_line(shapes)
 
 
 def test_tables(snapshot):
@@ -87,7 +87,7 @@ def cards():
     data = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
     local = {
         **RECIPE,
-        "target": {"path": "/data/models/qwen", "dtype": "float32"},
+        "target": {"path": "/data/models/qwen", "dtype": "float32", "quantize": "int8"},
         "data": {**RECIPE["data"], "train": "gs://bucket/rows/*.jsonl.gz", "layout": "pack"},
         "train": {**RECIPE["train"], "start_from": "/data/runs/first"},
     }

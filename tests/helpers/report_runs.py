@@ -11,7 +11,7 @@ from tests.helpers.decoding_models import decode_settings_of, random_models
 SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=16, cache_length=64)
 INFO = RunInfo(
     SETTINGS,
-    {"path": "TARGET"},
+    {"path": "TARGET", "quantize": "int8"},
     {"path": "DRAFTER"},
     PromptSource("PROMPTS"),
     settings=SETTINGS,

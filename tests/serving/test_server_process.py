@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import gc
+import os
 import socket
+import types
 
 import psutil
 import pytest
@@ -11,7 +13,8 @@ from tests.helpers.serving import asked, post
 
 pytest.importorskip("starlette", reason="requirements-serve.txt is not installed")
 pytest.importorskip("uvicorn", reason="requirements-serve.txt is not installed")
-from domino_jax.serve import bind
+from domino_jax.runtime.errors import DataError
+from domino_jax.serve import bind, leave
 
 
 @pytest.mark.slow(minutes=4)
@@ -37,3 +40,13 @@ def test_a_port_can_be_used_again_at_once_after_a_server_was_killed_with_open_co
         served.close()  # the side that closes first keeps the port in TIME_WAIT
         assert client.recv(1) == b""
     bind(*address).close()
+
+
+@pytest.mark.parametrize(("failure", "code", "shown"), [(DataError("no."), 3, "error: no.\n"), (None, 0, "")])
+def test_a_server_that_ends_during_a_compilation_reports_a_mistake_as_one_sentence(
+    monkeypatch, capsys, failure, code, shown
+):
+    monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+    with pytest.raises(SystemExit) as left:
+        leave(types.SimpleNamespace(compiling=lambda: 1), failure)
+    assert (left.value.code, capsys.readouterr().err) == (code, shown)

@@ -109,17 +109,20 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_again(whole, tmp_path, los
         checkpoints.restore_latest({})
 
 
-def test_without_checkpoints_a_finished_run_is_shown_and_a_lost_export_is_refused(files, whole, tmp_path, capsys):
+def test_a_finished_run_is_shown_until_all_its_checkpoints_are_gone(files, whole, tmp_path, capsys):
     workdir = copy(whole, tmp_path)
-    shutil.rmtree(workdir / "checkpoints")
     (workdir / "export" / "README.md").write_text("A card of my own.")
     before = (workdir / "metrics.jsonl").read_bytes()
+    shutil.rmtree(workdir / "checkpoints" / "8")
     assert start(command(files, workdir)) == 0
     assert "holds a finished run" in capsys.readouterr().out
-    shutil.rmtree(workdir / "export")
-    assert start(command(files, workdir)) == 3
-    message = capsys.readouterr().err
-    assert "first_checkpoint.json" in message and len(message.splitlines()) <= 5
+    shutil.rmtree(workdir / "checkpoints")
+    for _ in range(2):  # with its export and without
+        assert start(command(files, workdir)) == 3
+        output = capsys.readouterr()
+        assert "first_checkpoint.json" in output.err and len(output.err.splitlines()) <= 5
+        assert "finished run" not in output.out
+        shutil.rmtree(workdir / "export", ignore_errors=True)
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 

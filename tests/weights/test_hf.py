@@ -304,6 +304,9 @@ def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplo
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
     hf.load_tokenizer(tmp_path)
     assert "the chat templates default, tool_use: default is read" in caplog.text
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named[1:]}))
+    with pytest.raises(DataError, match="has the chat templates tool_use and none named default"):
+        hf.load_tokenizer(tmp_path)
 
 
 def test_a_template_that_reaches_for_python_is_stopped_by_the_sandbox(tmp_path):

@@ -82,6 +82,9 @@ def test_experts_that_the_tensor_axis_does_not_divide_are_refused():
     shapes = {"mlp": {"experts": {"up_proj": {"kernel": jax.ShapeDtypeStruct((8, 32, 16), "float32")}}}}
     with pytest.raises(DominoError, match="has 8 experts, which mesh.tensor 3 does not divide; set it"):
         sharding.param_shardings(mesh, shapes, config.num_key_value_heads)
+    target_table.cache_clear()  # traced as by a command, within the mesh and before a weight is placed
+    with jax.sharding.use_abstract_mesh(mesh), pytest.raises(DominoError, match="has 8 experts, which mesh.tensor 3"):
+        target_table(config)
 
 
 def test_targets_that_route_otherwise_are_different_models(tmp_path):

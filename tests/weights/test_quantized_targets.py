@@ -20,7 +20,7 @@ from domino_jax.weights import hf
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target as load
 from domino_jax.weights.random_weights import target_or_random
-from domino_jax.weights.target import load_target
+from domino_jax.weights.target import load_target, read_target_config, read_target_scheme, target_table
 from tests.helpers.decoding_models import check_lossless, make_generator, random_drafter, random_prompts
 from tests.helpers.golden_files import check_logits
 from tests.helpers.models import GOLDEN
@@ -103,15 +103,26 @@ def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, fo
     assert "target/config.json has quantization_config." in message and len(message.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["mlp.down_proj", "model.layers", "re:.*down_proj$"])
+def test_modules_that_a_folder_leaves_floating_are_named_by_any_part_of_their_path(tmp_path, name):
+    """And a folder may be "frozen", as the older llm-compressor wrote."""
+    folder = folder_with(tmp_path, "pack_quantized", ignore=["lm_head", name], quantization_status="frozen")
+    scheme = read_target_scheme(folder)
+    held = {entry.name.split(".")[-2] for entry in target_table(read_target_config(folder)) if scheme.holds(entry)}
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"}
+    assert held == (set() if name == "model.layers" else layers)
+
+
 def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tmp_path):
     folder = folder_with(tmp_path, "fp8")
     tensors = {name: stored.read() for name, stored in hf.open_tensors(FOLDERS / "fp8").items()}
     name = "model.layers.0.self_attn.q_proj.weight"  # of two tiles
     scale = tensors[f"{name}_scale_inv"]
-    changed = {f"{name}_scale_inv": scale[:1], name: dequantized({"q": tensors[name].T, "scale": scale.T}).T}
-    for key, value in changed.items():
+    floating = dequantized({"q": tensors[name].T, "scale": scale.T}).T
+    changed = {f"{name}_scale_inv": (scale[:1], r" \[1, 1\] for "), name: (floating, " F32 .* for F8_E4M3 ")}
+    for key, (value, said) in changed.items():
         save_file({**tensors, key: np.asarray(value)}, f"{folder}/model.safetensors")
-        with pytest.raises(DataError, match=f"1 misshaped(.|\n)*{key}.* for "):
+        with pytest.raises(DataError, match=f"1 misshaped(.|\n)*{key}{said}"):
             load_target(folder, "float32")
     del tensors[f"{name}_scale_inv"]
     save_file(tensors, f"{folder}/model.safetensors")
