@@ -147,8 +147,9 @@ class DraftSettings:
     # text. The draft's cache holds no others. It helps a drafter that was trained on short texts with long ones.
     draft_window: int = key(0, least=0)
     draft_sink: int = key(0, least=0)
-    # int8: the drafter's matrices in eight bits, one scale for each output channel, rounded when it is loaded. The text
-    # stays the same; the draft reads half of the bytes (docs/decoding.md). dtype: in the type of the computation.
+    # int8: the drafter's matrices and a copy of the lm_head in eight bits, one scale for each output channel, rounded
+    # when the drafter is loaded. The text stays the same; the draft reads half of the bytes (docs/decoding.md). dtype: in
+    # the type of the computation.
     draft_weights: str = key("dtype", choices=("dtype", "int8"))
     tree: TreeSettings | None = None
     use_head: bool = True

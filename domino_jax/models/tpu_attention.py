@@ -42,7 +42,7 @@ def kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, leng
     part = part_size(rows, slots)
     if not interpret:
         # Otherwise the compiler for a v6e moves caches of a small target to vector memory, writes new rows there, and
-        # writes the whole caches back: 0.5 of the 2.5 GB of a round of 0.6B.
+        # writes the whole caches back: 0.5 of the 2.5 GB of a round of 0.6B with FP8 tiles.
         k, v = (pltpu.with_memory_space_constraint(cache, pltpu.HBM) for cache in (k, v))
     whole = pl.BlockSpec((1, 1, rows, width), lambda b, h, s: (b, h, 0, 0))
     part_of_slots = pl.BlockSpec((1, 1, part, width), lambda b, h, s: (b, h, s, 0))
