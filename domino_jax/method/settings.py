@@ -148,8 +148,8 @@ class DraftSettings:
     draft_window: int = key(0, least=0)
     draft_sink: int = key(0, least=0)
     # int8: the drafter's matrices and a copy of the lm_head in eight bits, one scale for each output channel, rounded
-    # when the drafter is loaded. The text stays the same; the draft reads half of the bytes (docs/decoding.md). dtype: in
-    # the type of the computation.
+    # when the drafter is loaded. The text stays the same; the draft reads half of the bytes (docs/decoding.md).
+    # dtype: in the type of the computation.
     draft_weights: str = key("dtype", choices=("dtype", "int8"))
     tree: TreeSettings | None = None
     use_head: bool = True
