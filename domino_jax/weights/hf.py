@@ -166,7 +166,6 @@ def load_tokenizer(folder: Path) -> Any:
     # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer. It would also
     # warn on stderr that PyTorch is missing, which is as it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
@@ -174,9 +173,10 @@ def load_tokenizer(folder: Path) -> Any:
         if "tokenizer.json" in present:
             # transformers 5 builds these anew for some classes: as a GPT2Tokenizer, SmolLM2's would no longer cut
             # numbers into digits.
-            stored = Tokenizer.from_file(str(inside(folder, "tokenizer.json")))
+            used = tokenizer.backend_tokenizer
+            stored = type(used).from_file(str(inside(folder, "tokenizer.json")))
             for part in ("normalizer", "pre_tokenizer", "decoder"):
-                setattr(tokenizer.backend_tokenizer, part, getattr(stored, part))
+                setattr(used, part, getattr(stored, part))
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None

@@ -118,9 +118,10 @@ def _match(
         else:
             stored_names[target] = name
             stored, wanted = tensors[name], expected[target].stored_shape
-            kinds = (expected[target].stored,) if expected[target].stored else FLOATS
-            if stored.shape != wanted or stored.dtype not in kinds:
-                types = ("", "") if stored.dtype in kinds else (f"{stored.dtype} ", f"{' or '.join(kinds)} ")
+            kind = expected[target].stored
+            fits = stored.dtype == kind if kind else stored.dtype in FLOATS
+            if stored.shape != wanted or not fits:
+                types = ("", "") if fits else (f"{stored.dtype} ", f"{kind or 'floating'} ")
                 wrong["misshaped"].append(f"{name} {types[0]}{list(stored.shape)} for {types[1]}{list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):

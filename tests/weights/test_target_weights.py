@@ -120,7 +120,7 @@ def test_missing_unknown_and_misshaped_tensors_are_one_message(tmp_path):
     assert "missing: model.norm.weight" in message
     assert "unknown: model.layers.0.self_attn.extra.weight" in message
     assert "model.layers.2.mlp.up_proj.weight [64, 160] for [160, 64]" in message
-    assert "model.layers.3.mlp.up_proj.weight I32 [160, 64] for [160, 64]" in message
+    assert "model.layers.3.mlp.up_proj.weight I32 [160, 64] for floating [160, 64]" in message
 
 
 def test_a_missing_head_of_an_untied_config_is_refused(tmp_path):
