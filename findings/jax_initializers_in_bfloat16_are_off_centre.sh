@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # flax 0.12.8 and jax 0.10.2, weights that are made in bfloat16 (param_dtype, or the dtype of jax.random.normal).
 # Guess: an initializer asked for bfloat16 gives its float32 numbers, rounded: mean 0, as many values as bfloat16 has.
-# What happens: the uniform numbers that it starts from have seven bits. A matrix holds 128 different numbers, the ends of
-#   a normal distribution are -2.9 and 2.5, and the mean is 0.011 to 0.018 standard deviations below 0, the same way
-#   in every matrix. A sum over thousands of inputs multiplies that.
-# Why it matters: after an activation whose outputs are positive, all outputs of a new layer are shifted by about their
-#   own standard deviation, and the standard deviations are right. Make weights in float32 and convert them.
-# Output seen: 128 values; outputs of a layer of 4,096 positive inputs: made in bfloat16 mean -0.88, standard deviation
-#   1.00; made in float32 and converted -0.03 and 1.01.
+# What happens: the uniform numbers that it starts from have seven bits. A matrix holds 128 different numbers, the
+#   ends of a normal distribution are -2.9 and 2.5, and the mean is 0.011 to 0.018 standard deviations below 0, the
+#   same way in every matrix. A sum over thousands of inputs multiplies that.
+# Why it matters: after an activation whose outputs are positive, all outputs of a new layer are shifted by about
+#   their own standard deviation, and the standard deviations are right. Make weights in float32 and convert them.
+# Output seen: 128 values; outputs of a layer of 4,096 positive inputs: made in bfloat16 mean -0.88, standard
+#   deviation 1.00; made in float32 and converted -0.03 and 1.01.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

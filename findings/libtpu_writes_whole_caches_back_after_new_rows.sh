@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # jax 0.10.2 with libtpu 0.0.42.1, compiled for a v6e. No TPU is needed; Linux on x86.
-# Guess: a donated key/value cache that gets 32 new rows by dynamic_update_slice and is then read by a Pallas kernel is
-#   updated where it is. The program reads the cache once and writes the new rows.
-# What happens: the compiler copies the whole cache into vector memory, which has 128 MiB on a v6e, writes the rows there,
-#   lets the kernel read it there, and copies the whole cache back. In eight layers it does so for 14 of 16 caches, with
-#   einsums in place of the kernel too; with 28 layers, or for a v5e or a v5p, for none.
+# Guess: a donated key/value cache that gets 32 new rows by dynamic_update_slice and is then read by a Pallas kernel
+#   is updated where it is. The program reads the cache once and writes the new rows.
+# What happens: the compiler copies the whole cache into vector memory, which has 128 MiB on a v6e, writes the rows
+#   there, lets the kernel read it there, and copies the whole cache back. In eight layers it does so for 14 of 16
+#   caches, with einsums in place of the kernel too; with 28 layers, or for a v5e or a v5p, for none.
 #   pltpu.with_memory_space_constraint(cache, pltpu.HBM) at the kernel's operands prevents it.
-# Why it matters: a decoding step is as fast as its bytes. Here they are 1.8 times what is needed, memory_analysis shows
-#   nothing, and the program's own line for the update says "in place".
+# Why it matters: a decoding step is as fast as its bytes. Here they are 1.8 times what is needed, and memory_analysis
+#   shows nothing.
 # Output seen: as it is: 14 of 16 caches are written back whole, 117.4 MB; constrained: 0 of 16, 0.0 MB.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # transformers 5.24.0, apply_chat_template.
-# Guess: a keyword argument replaces a variable of the chat template, also strftime_now, the function that templates of
-#   the Llama 3 type call for today's date. So a fixed date is one argument away, and prompts stay equal from day to day.
-# What happens: the function reaches the template as text, so the call in the template ends in a TypeError. Without the
-#   argument the template has the real clock.
-# Why it matters: prompts of an evaluation, and caches of encoded rows, change at midnight. What does work is a macro of
-#   that name in front of the template's text.
+# Guess: a keyword argument replaces a variable of the chat template, also strftime_now, the function that templates
+#   of the Llama 3 type call for today's date. So a fixed date is one argument away, and prompts stay equal from day
+#   to day.
+# What happens: the function reaches the template as text, so the call in the template ends in a TypeError. Without
+#   the argument the template has the real clock.
+# Why it matters: prompts of an evaluation, and caches of encoded rows, change at midnight. What does work is a macro
+#   of that name in front of the template's text.
 # Output seen: TypeError: 'str' object is not callable; with a macro in front of the template: 26.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # triton 3.9.0 on a machine without a GPU.
 # Guess: TRITON_INTERPRET is read when a kernel is started, so setting it anywhere before the first launch is enough.
-# What happens: it is read when a function is decorated, and triton.language's own functions are decorated when triton is
-#   imported. With the variable set after the import, a kernel that uses such a function (tl.rand here) fails, while one
-#   that uses none of them runs, so a short trial says that all is well.
+# What happens: it is read when a function is decorated, and triton.language's own functions are decorated when triton
+#   is imported. With the variable set after the import, a kernel that uses such a function (tl.rand here) fails,
+#   while one that uses none of them runs, so a short trial says that all is well.
 # Why it matters: a test of a GPU engine on a CPU sets the variable in a fixture, and fails far away from the reason.
 # Output seen: set before the import: ran; set after it: a kernel without tl.rand ran, one with it ended in an error.
 set -euo pipefail

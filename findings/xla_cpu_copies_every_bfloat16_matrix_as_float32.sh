@@ -2,12 +2,12 @@
 # jax 0.10.2, XLA's CPU compiler, products of bfloat16 matrices, on a Xeon with instructions for them (AMX).
 # Guess: x @ w in bfloat16 reads w as it is stored, and with preferred_element_type=float32 it needs the same or more.
 # What happens: with a bfloat16 result every matrix is converted to float32 in memory first, and in a program of many
-#   products all copies are there at the same time; in a loop they are made before it. With a float32 result there are no
-#   copies: the product goes to a library that reads bfloat16. So jnp.dot(x, w, preferred_element_type=float32), rounded
-#   to bfloat16 afterwards, is the same product from a third of the memory. In a scan over stacked layers both forms have
-#   a float32 copy of the whole stack.
-# Why it matters: a bfloat16 model on a CPU needs three times the bytes of its weights, 48 GB instead of 16 for one of 8B,
-#   and writes them at every call. Nothing in the lowered program shows it.
+#   products all copies are there at the same time; in a loop they are made before it. With a float32 result there are
+#   no copies: the product goes to a library that reads bfloat16. So jnp.dot(x, w, preferred_element_type=float32),
+#   rounded to bfloat16 afterwards, is the same product from a third of the memory. In a scan over stacked layers both
+#   forms have a float32 copy of the whole stack.
+# Why it matters: a bfloat16 model on a CPU needs three times the bytes of its weights, 48 GB instead of 16 for one of
+#   8B, and writes them at every call. Nothing in the lowered program shows it.
 # Output seen: 16 matrices of 33.6 MB together, temporary memory: bfloat16 results 67.2 MB, in a loop 67.2 MB; float32
 #   results, rounded, 0.0 MB and 0.0 MB; a scan with float32 results 69.2 MB.
 set -euo pipefail

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # jax 0.10.2, XLA's flag xla_cpu_multi_thread_eigen, on two or more cores.
 # Guess: with the flag off, as XLA_FLAGS or as an option of compile(), a program for a CPU runs on one thread.
-# What happens: nothing changes: the matrix products are divided between as many threads as before, in both ways to set it.
-#   PJRT_NPROC=1 in the environment leaves one thread. jax 0.12.0.1 does the same.
+# What happens: nothing changes: the matrix products are divided between as many threads as before, in both ways to
+#   set it. PJRT_NPROC=1 in the environment leaves one thread. jax 0.12.0.1 does the same.
 # Why it matters: small models are faster on one thread, and measurements "on one thread" that set this flag, as many
 #   scripts and answers advise, are measurements on all cores.
 # Output seen: threads with more than a tenth of the ticks: default 2, option 2, flag 2, PJRT_NPROC=1 1.

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # jax 0.10.2 with jax-cuda12-plugin, compiled for eight H100s. No GPU is needed; Linux on x86.
-# Guess: jax.jit(lambda x: jax.lax.top_k(x, 8)) gives the same indices whether x is on one GPU or divided between eight.
-# What happens: where the indices are a result of the program as they come, the compiler takes them for unused and puts
-#   zeros in their place. The values are right. It is so with x divided by rows and along the sorted axis, and for
-#   approx_max_k. A program of the indices alone is a constant that does not read x. With one operation on the indices,
-#   or a third result of the program, they are right. libtpu 0.0.42.1 does the same with top_k.
-# Why it matters: the candidates of a sampler, or a router's experts, are all number 0, and no error says so. A test on
-#   one GPU, or on a mesh of CPU devices, passes.
-# Output seen: which results depend on x: top_k by rows values yes, indices no; along the axis yes, no; approx_max_k yes,
-#   no; indices + 1 yes, yes; with a sum as third result all. On eight CPU devices the indices are those of a sort.
+# Guess: jax.jit(lambda x: jax.lax.top_k(x, 8)) gives the same indices whether x is on one GPU or divided between
+#   eight.
+# What happens: where the indices are a result of the program as they come, the compiler takes them for unused and
+#   puts zeros in their place. The values are right. It is so with x divided by rows and along the sorted axis, and
+#   for approx_max_k. A program of the indices alone is a constant that does not read x. With one operation on the
+#   indices, or a third result of the program, they are right. libtpu 0.0.42.1 does the same with top_k.
+# Why it matters: the candidates of a sampler, or a router's experts, are all number 0, and no error says so. A test
+#   on one GPU, or on a mesh of CPU devices, passes.
+# Output seen: which results depend on x: top_k by rows values yes, indices no; along the axis yes, no; approx_max_k
+#   yes, no; indices + 1 yes, yes; with a sum as third result all. On eight CPU devices the indices are those of a
+#   sort.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
