@@ -4,7 +4,7 @@
 #   right to a percent.
 # What happens: Embed casts the whole table and reads rows of the copy, so the transpose adds a token's rows of
 #   gradient one by one in bfloat16, and casts the sum to float32. A token that occurs 8,192 times with a gradient of
-#   one each gets 256. The programs that XLA makes for a CPU, an H100 and a TPU v5e all add in bfloat16. nn.Dense of
+#   one each gets 256. Compiled once, programs for an H100 and a TPU v5e add in bfloat16 too. nn.Dense of
 #   one-hot rows with the same dtype gets 8,192.
 # Why it matters: newlines, "the", padding and the rows of small tables (positions, types, experts) occur thousands of
 #   times in a batch, and train with too small a gradient. It is float32 when the optimizer gets it, so no check of

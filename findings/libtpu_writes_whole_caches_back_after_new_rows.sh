@@ -4,7 +4,7 @@
 #   is updated where it is. The program reads the cache once and writes the new rows.
 # What happens: the compiler copies the whole cache into vector memory, which has 128 MiB on a v6e, writes the rows
 #   there, lets the kernel read it there, and copies the whole cache back. In eight layers it does so for 14 of 16
-#   caches, with einsums in place of the kernel too; with 28 layers, or for a v5e or a v5p, for none.
+#   caches. Tried once: with einsums in place of the kernel too; with 28 layers, or for a v5e or a v5p, for none.
 #   pltpu.with_memory_space_constraint(cache, pltpu.HBM) at the kernel's operands prevents it.
 # Why it matters: a decoding step is as fast as its bytes. Here they are 1.8 times what is needed, and memory_analysis
 #   shows nothing.
@@ -88,5 +88,5 @@ for name, count in counts.items():
 assert counts["as it is"] > LAYERS, "the caches are updated in place now"
 assert counts["constrained"] == 0, "the constraint has no effect now"
 PY
-JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v5litepod-8 TPU_WORKER_HOSTNAMES=localhost \
-    TPU_WORKER_ID=0 "$folder/v/bin/python" "$folder/run.py"
+ALLOW_MULTIPLE_LIBTPU_LOAD=1 JAX_PLATFORMS=cpu TF_CPP_MIN_LOG_LEVEL=3 TPU_SKIP_MDS_QUERY=1 TPU_WORKER_ID=0 \
+    TPU_ACCELERATOR_TYPE=v5litepod-8 TPU_WORKER_HOSTNAMES=localhost "$folder/v/bin/python" "$folder/run.py"

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# orbax-checkpoint 0.12.8, CheckpointManager with best_fn and max_to_keep; the policy BestN of its version 1 API sorts
-#   the same way.
+# orbax-checkpoint 0.12.8, CheckpointManager with best_fn and max_to_keep.
 # Guess: a checkpoint whose metric is NaN counts as the worst, or is refused. The best checkpoints remain.
 # What happens: the metrics are sorted as plain floats. A NaN compares false with everything, so one NaN leaves the
 #   list out of order. The checkpoint with the best metric is deleted, best_step() names a worse step or the one with

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # starlette 1.10.0 under uvicorn 0.54.0, StreamingResponse of a plain (not async) generator.
-# Guess: when a client leaves, the response's generator is closed, so its finally block gives back the lock, slot or
-#   upstream connection. An async generator's does, within a moment.
+# Guess: when a client leaves, the response's generator is closed, so its finally block ends a span, closes a file or
+#   logs what was sent. An async generator's does, within a moment.
 # What happens: a plain generator is dropped, not closed. A reference cycle holds it, so its finally block waits for
 #   Python's cyclic garbage collector, also after the response's background task has run and the request is over.
-# Why it matters: a token streamer of a model is a plain iterator. On a server that is idle, or that waits for just this
-#   slot, nothing allocates, so no collection comes: the slot stays taken. Close it in the background task, or write the
-#   generator as async.
+# Why it matters: a token streamer of a model is a plain iterator, and what its finally block does comes at any later
+#   time. Close it in the background task, or write the generator as async.
 # Output seen: after the client left: async closed True; plain closed False, its background task ran True; after
 #   gc.collect(): plain closed True.
 set -euo pipefail
@@ -60,16 +59,21 @@ app = Starlette(routes=[route("plain", plain), route("async", coroutine)])
 listener = socket.create_server(("127.0.0.1", 0))
 server = uvicorn.Server(uvicorn.Config(app, log_level="error", http="h11"))
 threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True).start()
-while not server.started:
+for _ in range(400):
+    if server.started:
+        break
     time.sleep(0.05)
+assert server.started
 
 
 def leave_early(kind):
-    client = socket.create_connection(listener.getsockname())
+    client = socket.create_connection(listener.getsockname(), timeout=10)
     client.sendall(f"GET /{kind} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     received = b""
     while b"token" not in received:
-        received += client.recv(4096)
+        part = client.recv(4096)
+        assert part, received
+        received += part
     client.close()
     end = time.monotonic() + 20
     while f"{kind} background" not in seen and time.monotonic() < end:

@@ -8,8 +8,8 @@
 #   not in the answer. A model that is its own assistant already has another first token.
 # Why it matters: an assistant is chosen for speed alone, so nobody compares answers. Here the guided answer is computed
 #   from an unconditional context that never existed, and acceptance figures are those of another distribution.
-# Output seen: tokens equal to the answer computed by hand, of 12: plain 12, prompt lookup 2, own assistant 0;
-#   without guidance 12, 12, 12.
+# Output seen: first tokens that agree with the answer computed by hand, of 12: plain 12, prompt lookup 2, own assistant
+#   0; without guidance 12, 12, 12.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -11,6 +11,7 @@
 # Output seen: 16 matrices of 33.6 MB together, temporary memory: bfloat16 results 67.2 MB, in a loop 67.2 MB; float32
 #   results, rounded, 0.0 MB and 0.0 MB; a scan with float32 results 69.2 MB.
 set -euo pipefail
+grep -q amx_bf16 /proc/cpuinfo || { echo "this needs a CPU with AMX"; exit 1; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/v"

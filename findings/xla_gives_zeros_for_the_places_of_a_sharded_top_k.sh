@@ -5,7 +5,7 @@
 # What happens: where the indices are a result of the program as they come, the compiler takes them for unused and
 #   puts zeros in their place. The values are right. It is so with x divided by rows and along the sorted axis, and
 #   for approx_max_k. A program of the indices alone is a constant that does not read x. With one operation on the
-#   indices, or a third result of the program, they are right. libtpu 0.0.42.1 does the same with top_k.
+#   indices, or a third result of the program, they are computed. libtpu 0.0.42.1 did the same with top_k, tried once.
 # Why it matters: the candidates of a sampler, or a router's experts, are all number 0, and no error says so. A test
 #   on one GPU, or on a mesh of CPU devices, passes.
 # Output seen: which results depend on x: top_k by rows values yes, indices no; along the axis yes, no; approx_max_k

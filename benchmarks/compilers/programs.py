@@ -342,7 +342,8 @@ def must_move(models: Pair, state: DecodeState) -> dict[str, int]:
     slots = slots_of(state.target_cache)
     bound = {"step": weights + cache + cache // slots}
     bound |= {f"verify{rows}": weights + cache + rows * cache // slots for rows in (17, 64)}
-    bound["draft"] = backbone - fusion + vocabulary + context
+    copied = per_chip(models.drafter_params.get("lm_head", ()))
+    bound["draft"] = backbone - fusion + (copied or vocabulary) + context
     bound["head"] = head
     # Draft and verify each read the lm_head: verify waits for the drafts, and no compiled program keeps it until then,
     # 97 MB to 1.2 GB a chip. At least one row of context is written.

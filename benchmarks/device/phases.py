@@ -168,13 +168,13 @@ def eight_bits(size: str, scale: Scale) -> dict[str, Any]:
     """A step and a round of one request by the type of the target's matrices."""
     tiles = read_scheme({SECTION: PUBLIC_FP8})
     schemes = {scale.dtype: None, "int8": QUANTIZE["int8"], "FP8 by channel": QUANTIZE["fp8"], "FP8 tiles": tiles}
-    return steps_and_rounds(
-        scale,
-        {
-            name: (decoding_models(size, scale.dtype, scale.layers, scale.head, scheme), 1, scale.slots)
-            for name, scheme in schemes.items()
-        },
-    )
+    whole: dict[str, Any] = {"sizes": {}}
+    for name, scheme in schemes.items():  # one after another, as a card may hold one target alone
+        models = decoding_models(size, scale.dtype, scale.layers, scale.head, scheme)
+        measured = steps_and_rounds(scale, {name: (models, 1, scale.slots)})
+        whole = measured | {"sizes": whole["sizes"] | measured["sizes"]}
+        del models
+    return whole
 
 
 def steps_and_rounds(scale: Scale, cases: dict[str, tuple[Pair, int, int]]) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def steps_and_rounds(scale: Scale, cases: dict[str, tuple[Pair, int, int]]) -> d
 
 
 def drafts(size: str, scale: Scale) -> dict[str, Any]:
-    """A round of one request over the longest caches, as it is, with a draft vocabulary, whose drafter is then in int8,
-    and with a draft window."""
+    """A round of one request over the longest caches: as it is, with a draft window, with a draft vocabulary, and with
+    the latter and a drafter in int8."""
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     target, slots = models.target.config, scale.contexts[-1]
     tokens = np.arange(min(scale.vocabulary, target.vocab_size))

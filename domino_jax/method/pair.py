@@ -56,7 +56,7 @@ class Pair:
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
     def with_gathered_head(self) -> "Pair":
-        """These models for many calls of `unembed` and `draft_logits` in one program: the matrix is gathered once."""
+        """These models for many calls of `unembed` in one program: the target's matrix is gathered once."""
         return self.replace(target_params=self.target.with_gathered_head(self.target_params))
 
     def draft_logits(self, z: jax.Array) -> jax.Array:

@@ -135,9 +135,10 @@ class StepFolders:
             return
         evidence = [name for name in EVIDENCE if (self.root.parent / name).exists()]
         if evidence:
+            usable = " The drafter in export/ can be used as it is." if (self.root.parent / "export").exists() else ""
             raise DataError(
                 f"{self.root} holds no checkpoint, but {evidence[0]} beside it shows that one was saved.\n"
-                "Put the checkpoints back and start again, or train from the start in another --workdir."
+                f"Put the checkpoints back and start again, or train from the start in another --workdir.{usable}"
             )
 
     def _clear_cut_off(self) -> None:

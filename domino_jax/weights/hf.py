@@ -170,12 +170,12 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        if "tokenizer.json" in present:
-            # transformers 5 builds these anew for some classes: as a GPT2Tokenizer, SmolLM2's would no longer cut
+        if "tokenizer.json" in present and tokenizer.is_fast:
+            # transformers 5 makes these itself for some classes: as a GPT2Tokenizer, SmolLM2's would no longer cut
             # numbers into digits.
             used = tokenizer.backend_tokenizer
             stored = type(used).from_file(str(inside(folder, "tokenizer.json")))
-            for part in ("normalizer", "pre_tokenizer", "decoder"):
+            for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
                 setattr(used, part, getattr(stored, part))
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         reason = first_line(error, with_class=False)

@@ -128,9 +128,10 @@ def in_draft_type(
     """
     if not drafting or drafting.draft_weights != INT8:
         return params
-    matrix = lm_head_of(target, target_params)
-    if config.has_backbone and "lm_head" not in params and not is_quantized(matrix):
-        params = {**params, "lm_head": {"kernel": matrix}}
+    if config.has_backbone and "lm_head" not in params:
+        matrix = lm_head_of(target, target_params)
+        if not is_quantized(matrix):
+            params = {**params, "lm_head": {"kernel": matrix}}
     return quantized_matrices(params)
 
 

@@ -43,6 +43,11 @@ def test_a_dense_target_pays_the_same_at_every_width_and_fewer_bytes_in_eight_bi
     copied = table(capsys, config, "--config.target.quantize=int8", "--config.decode.draft_weights=int8")
     assert float(copied["step"][1]) < 0.54 * float(plain["step"][1])
     assert float(copied["16"][1]) < float(plain["16"][1]) - float(plain["step"][1]) / 2
+    drafter = table(capsys, config, "--config.decode.draft_weights=int8")
+    assert drafter["step"] == plain["step"]
+    read = 2 * 151_936 * 4096 + 2 * 5 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12_288 + 4096**2)
+    saved = (float(plain["16"][1]) - float(drafter["16"][1])) * GB  # half of the lm_head, layers, fc and head
+    assert 0.5 * read < saved < 0.57 * read
 
 
 def test_several_chips_share_the_target_and_a_drafters_folder_gives_its_shape(capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
@@ -281,12 +281,12 @@ def test_texts_are_cut_as_tokenizer_json_says_whatever_class_is_named(tmp_path, 
     stored = Tokenizer.from_file(str(ASSETS / "tiny_qwen3" / "tokenizer.json"))
     cut = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
     stored.pre_tokenizer, stored.normalizer = cut, normalizers.Lowercase()
+    stored.model = models.BPE(stored.get_vocab() | {"xyzzy": stored.get_vocab_size()}, [], ignore_merges=True)
     stored.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    text = "Laura has 46 plums, def f(x): return 1234"
-    tokens = hf.load_tokenizer(tmp_path).encode(text)
-    assert tokens == stored.encode(text).ids
+    text = "Laura has 46 plums, def f(x): return 1234 xyzzy"
+    assert hf.load_tokenizer(tmp_path).encode(text) == stored.encode(text).ids
 
 
 def test_weights_and_a_chat_template_that_are_not_read_are_named(tmp_path, caplog):
