@@ -60,7 +60,8 @@ def run(data: int, tensor: int, tied: bool = False, int8: bool = False, sparse: 
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     # Outside of the mesh: they are made once for meshes of different devices.
     models = random_models(tied=tied, sparse=sparse)
-    models = in_eight_bits(in_eight_bits(models, "target"), "drafter") if int8 else models
+    if int8:  # the drafter first, so that it has a copy of a floating lm_head
+        models = in_eight_bits(in_eight_bits(models, "drafter"), "target")
     with jax.set_mesh(mesh):
         models = laid_out(models, mesh)
         choices = {"batch_size": 8, "sampling": SamplingParams(1.0)}
