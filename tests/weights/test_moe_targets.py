@@ -78,7 +78,7 @@ def test_a_config_that_lacks_a_field_or_is_another_mixture_is_refused_in_one_sen
 
 def test_experts_that_the_tensor_axis_does_not_divide_are_refused():
     config = Qwen3Config.from_dict(config_of("every_layer"))
-    mesh = jax.sharding.AbstractMesh((1, 1, 3), sharding.MESH_AXES)
+    mesh = jax.sharding.AbstractMesh((1, 1, 3), sharding.MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
     shapes = {"mlp": {"experts": {"up_proj": {"kernel": jax.ShapeDtypeStruct((8, 32, 16), "float32")}}}}
     with pytest.raises(DominoError, match="has 8 experts, which mesh.tensor 3 does not divide; set it"):
         sharding.param_shardings(mesh, shapes, config.num_key_value_heads)
