@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from domino_jax.forecast import dry_run
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.drafter import Drafter, init_drafter_params, quantized_matrices, rows_together
+from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
 from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
@@ -27,9 +27,9 @@ from domino_jax.method.tree import keep_best, roll_out_lanes
 from domino_jax.method.verify import Tree, Verified, accept_tree, verify
 from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
-from domino_jax.models.quantized import is_quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.sizes import device_bytes
+from domino_jax.weights.loading import in_draft_type
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, read_scheme
 
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
@@ -89,14 +89,14 @@ def with_drafter(mesh: Mesh, models: Pair, config: DominoConfig, int8: bool = Fa
     int8: the drafter's matrices are in eight bits, and so is a copy of a floating lm_head.
     """
     target = models.target
-    tied = target.config.tie_word_embeddings
-    floating = tied or not is_quantized(models.target_params["lm_head"]["kernel"])
     drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    if columns := len(config.draft_tokens) or (config.vocab_size if int8 and floating else 0):
+    if columns := len(config.draft_tokens):
         shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, columns), jnp.bfloat16)}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
-    shapes = jax.eval_shape(quantized_matrices, shapes) if int8 else shapes
+    if int8:
+        shapes = jax.eval_shape(functools.partial(in_int8, config, target.config), shapes, models.target_params)
+    tied = target.config.tie_word_embeddings
     place = sharding.decode_placement(mesh, config.num_key_value_heads, tied)
 
     def laid_out(tree):
@@ -107,6 +107,11 @@ def with_drafter(mesh: Mesh, models: Pair, config: DominoConfig, int8: bool = Fa
         return jax.tree_util.tree_map_with_path(one, tree)
 
     return Pair(target, laid_out(models.target_params), drafter, rows_together(laid_out(shapes)))
+
+
+def in_int8(config: DrafterConfig, target: Qwen3Config, params: dict, target_params: dict) -> dict:
+    """A drafter's parameters as decode.draft_weights=int8 loads them."""
+    return in_draft_type(config, params, target, target_params, DraftSettings(draft_weights="int8"))
 
 
 def placed(shapes, places, dtype=None):

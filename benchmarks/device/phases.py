@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.gpu.decode_attention import mqa
 
-from benchmarks.compilers.programs import CANDIDATES, WINDOW
+from benchmarks.compilers.programs import CANDIDATES, WINDOW, in_int8
 from benchmarks.device import decode_latency, train_step
 from benchmarks.device.decode_latency import copy_stopwatch, rate, timed
 from benchmarks.device.random_models import decoding_models, state_of, target_config
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
-from domino_jax.method.drafter import quantized_matrices, rows_together
+from domino_jax.method.drafter import rows_together
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import gpu_attention
@@ -206,8 +206,8 @@ def steps_and_rounds(scale: Scale, cases: dict[str, tuple[Pair, int, int]]) -> d
 
 
 def drafts(size: str, scale: Scale) -> dict[str, Any]:
-    """A round of one request over the longest caches: as it is, with a draft window, with a draft vocabulary, and with
-    the latter and a drafter in int8."""
+    """A round of one request over the longest caches: as it is, with a draft window, with a draft vocabulary, and by
+    drafters in int8 with all tokens and with that vocabulary."""
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     target, slots = models.target.config, scale.contexts[-1]
     tokens = np.arange(min(scale.vocabulary, target.vocab_size))
@@ -216,16 +216,18 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
         head = {**head, "up": {"kernel": head["up"]["rows"].T}}
     params = {**models.drafter_params, "head": head}
     shared = (models.drafter.config, params, target, models.target_params, tokens, None)
+    whole_int8 = in_int8(models.drafter.config, target, params, models.target_params)
     config, params = with_draft_vocab(*shared)
     few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=rows_together(params))
-    in_int8 = few.replace(drafter_params=rows_together(quantized_matrices(params)))
+    few_int8 = in_int8(config, target, params, models.target_params)
     drafting = DraftSettings(head_candidates=min(CANDIDATES[0], len(tokens)))
     config = dataclasses.replace(models.drafter.config, draft_window=scale.window)
     windowed = models.replace(drafter=models.drafter.clone(config=config))
     forms = {
         "round": (models, drafting),
+        "round, int8 drafter": (models.replace(drafter_params=rows_together(whole_int8)), drafting),
         f"round, {len(tokens):,} tokens": (few, drafting),
-        f"round, {len(tokens):,} tokens, int8 drafter": (in_int8, drafting),
+        f"round, {len(tokens):,} tokens, int8 drafter": (few.replace(drafter_params=rows_together(few_int8)), drafting),
         f"round, window {scale.window:,}": (windowed, drafting),
     }
     copy, copied = copy_stopwatch(scale.copy_megabytes)
