@@ -1,16 +1,14 @@
-"""The pictures of a report (tokens per round) and of training runs (curves over their steps)."""
+"""The pictures of a report (tokens per round) and of a training run (curves over its steps)."""
 
 import io
-import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.files import write_whole
 from domino_jax.training.evaluate import WIDTHS
 from domino_jax.training.metrics import read_rows
@@ -31,32 +29,6 @@ CURVES = {
     "losses.png": ("Loss on training rows", "nats per token", LOSSES),
     "tau.png": ("τ of held-out prompts", "tokens per round", TAUS),
     "tau_by_width.png": ("τ of held-out prompts by the drafts of a round", "tokens per round", BY_WIDTH),
-}
-
-
-class Compared(NamedTuple):
-    """A figure of which several runs are drawn in one picture; keys: of metrics.jsonl, the first that a row has."""
-
-    title: str
-    axis: str
-    keys: tuple[str, ...]
-
-    def points(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-        """(step, value) of the rows that have one; null, which is not finite, is NaN."""
-        points = []
-        for row in rows:
-            key = next((key for key in self.keys if key in row), None)
-            if key is not None and not isinstance(row[key], int | float | None):
-                raise DataError(f"metrics.jsonl: {key} of step {row['step']} is {quote(row[key])}, not a number.")
-            if key is not None:
-                points.append((row["step"], math.nan if row[key] is None else row[key]))
-        return points
-
-
-COMPARED = {
-    "loss.png": Compared("Loss on training rows", "loss", ("final_loss", "loss")),
-    "accept_len.png": Compared("Accepted length on training rows", "accept_len", ("accept_len", "serving_accept_len")),
-    "tau.png": Compared("τ of held-out prompts", "τ", ("eval_tau",)),
 }
 
 
@@ -101,16 +73,6 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
             lines = {curves[key][0]: points[key] for key in curves if points[key]}
             pictures[name] = draw_lines(lines, dict(curves.values()), title=title, xlabel="step", ylabel=axis)
     return save(epath.Path(workdir) / "plots", pictures) if pictures else []
-
-
-def plot_runs(folder: str | os.PathLike, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Draws the curves of several runs, {name: rows of its metrics.jsonl}, into `folder`; returns the file names."""
-    pictures = {}
-    for file, figure in COMPARED.items():
-        lines = {name: figure.points(rows) for name, rows in runs.items()}
-        if any(lines.values()):
-            pictures[file] = draw_lines(lines, title=figure.title, xlabel="step", ylabel=figure.axis)
-    return save(folder, pictures)
 
 
 def draw_lines(

@@ -70,7 +70,6 @@ class Flags:
     drafters: tuple[str, ...] = _flag(
         "folders of drafters, joined by commas (default: drafter.path)", (), type=_entries
     )
-    runs: tuple[str, ...] = _flag("workdirs of training runs, joined by commas", (), type=_entries)
     round_seconds: str | None = _flag(
         'JSON file {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or measure'
     )

@@ -101,7 +101,7 @@ OURS = [one.words for one in commands() if one.words[:2] == ["python", "-m"] and
 
 def test_every_line_of_the_page_is_of_a_kind_that_is_tested():
     names = {words[2] for words in OURS}
-    tested = COMMANDS.keys() - {"serve", "evaluate", "compare"}
+    tested = COMMANDS.keys() - {"serve", "evaluate"}
     assert names == {"assets.make_hub_prompts", *(f"domino_jax.{name}" for name in tested)}
     for one in commands():
         subprocess.run(["bash", "-n"], input=one.line, text=True, check=True)

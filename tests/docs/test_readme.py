@@ -30,7 +30,7 @@ def commands() -> list[str]:
     found = set()
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ").replace("RECIPE", "configs/tiny.py")
-        found |= set(re.findall(r"python -m (domino_jax\.\w+ +--(?:config=configs|workdir=|runs=)[^`\n…]*)", text))
+        found |= set(re.findall(r"python -m (domino_jax\.\w+ +--(?:config=configs|workdir=)[^`\n…]*)", text))
     assert len({line.split()[0] for line in found}) == len(COMMANDS)
     return sorted(found)
 

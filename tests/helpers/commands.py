@@ -2,7 +2,7 @@
 
 import pytest
 
-from domino_jax import compare, decode, evaluate, export, regenerate, serve, train
+from domino_jax import decode, evaluate, export, regenerate, serve, train
 from domino_jax.recipe import cli
 
 # Name → its module, required flags, optional flags.
@@ -16,7 +16,6 @@ COMMANDS = {
     "evaluate": (evaluate, ("config", "output"), ("answers", "drafters", "round_seconds", "distributed")),
     "serve": (serve, ("config",), ("host", "port")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
-    "compare": (compare, ("runs", "output"), ()),
     "export": (export, ("workdir", "output"), ("format",)),
 }
 

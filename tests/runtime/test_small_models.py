@@ -1,4 +1,4 @@
-"""small_models.py: one thread and large pages for a model of a few megabytes, and nothing where the user has chosen."""
+"""small_models.py: one thread for a model of a few megabytes, and nothing where the user has chosen."""
 
 import os
 import pathlib
@@ -14,7 +14,6 @@ from tests.helpers.environment import optimizing
 from tests.helpers.paths import ASSETS, ROOT
 
 TINY = str(ASSETS / "tiny_qwen3")
-PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Prints the share of the products' CPU time that the busiest thread had.
 BUSIEST = """
 import os, sys
@@ -39,17 +38,6 @@ x.block_until_ready()
 used = [number - before.get(task, 0) for task, number in ticks().items()]
 print(max(used) / sum(used))
 """
-LARGE = """
-import ctypes, os
-from domino_jax.runtime.small_models import use_large_pages
-assert use_large_pages()
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
-size = 32 << 20
-ctypes.memset(libc.malloc(size), 1, size)
-[line] = [line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")]
-print(int(line.split()[1]) * 1024 / size)
-"""
 
 
 def printed(code: str, *arguments: str, **variables: str) -> float:
@@ -67,20 +55,14 @@ def test_a_small_target_is_computed_by_one_thread():
     assert printed(BUSIEST, TINY, NPROC="2") < 0.9
 
 
-@pytest.mark.skipif(not PAGES.exists() or "[never]" in PAGES.read_text(), reason="this machine gives no large pages")
-def test_what_is_allocated_afterwards_is_in_large_pages():
-    assert printed(LARGE) > 0.8
-
-
 @pytest.fixture
 def two_cores(monkeypatch):
-    """A process that may choose, and whose memory stays as it is; its variables are restored."""
+    """A process that may choose; its variables are restored."""
     for name in ("XLA_FLAGS", *THREADS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(small_models, "usable_cores", lambda: 2)
-    monkeypatch.setattr(small_models, "use_large_pages", lambda: True)
 
 
 def test_a_line_says_that_one_thread_is_used_and_nothing_changes_where_the_user_chose(two_cores, monkeypatch):
