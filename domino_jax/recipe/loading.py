@@ -4,12 +4,15 @@ A recipe is a Python file with get_config(); a value from the command line arriv
 the types of the values where they are set, rules.py checks the rest.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import math
 import pathlib
 import sys
 import traceback
+import types
+from collections.abc import Iterator
 
 from domino_jax.recipe.open_keys import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
@@ -25,7 +28,8 @@ FREE_TO_CHANGE = (
 )
 
 PACKAGE = pathlib.Path(__file__).parents[1]
-RECIPES = (PACKAGE / "configs", PACKAGE.parent / "configs")  # in an installed wheel, in a checkout
+INSTALLED = PACKAGE / "configs"  # of a wheel, beside which another project may have a folder of this name
+RECIPES = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "configs"
 
 
 def fixed_keys(config) -> tuple[str, ...]:
@@ -40,22 +44,20 @@ def load_recipe(path: str) -> Section:
     """
     file = pathlib.Path(path).expanduser()
     if path.isidentifier() and path != "qwen3":  # that one is what the others share
-        file = next((folder / f"{path}.py" for folder in RECIPES if (folder / f"{path}.py").is_file()), file)
+        ours = RECIPES / f"{path}.py"
+        file = ours if ours.is_file() else file
     if not file.is_file():
-        known = sorted({recipe.stem for folder in RECIPES for recipe in folder.glob("*.py")} - {"qwen3"})
+        known = sorted({recipe.stem for recipe in RECIPES.glob("*.py")} - {"qwen3"})
         raise DominoError(
             f"--config={path}: there is no such file. Recipes are in configs/, for example configs/tiny.py; a name "
             f"alone is one of {', '.join(known)}."
         )
-    # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
-    folder = str(file.resolve().parent.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
     spec = importlib.util.spec_from_loader("recipe", importlib.machinery.SourceFileLoader("recipe", str(file)))
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
+        with _neighbours(file.resolve().parent):
+            spec.loader.exec_module(module)
+            config = module.get_config()
     except Exception as error:  # a recipe is the user's program, which may raise anything
         raise DominoError(
             f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {first_line(error)}"
@@ -65,6 +67,28 @@ def load_recipe(path: str) -> Section:
             f"--config={path}: get_config() returned {type(config).__name__}; start from configs.qwen3.get_config."
         )
     return config.lock()
+
+
+@contextlib.contextmanager
+def _neighbours(folder: pathlib.Path) -> Iterator[None]:
+    """Within it `configs` is the recipe's folder, if it has that name, and then ours, wherever the command starts.
+
+    Many projects have a package of this name. The current folder's, or an installed one, is never meant.
+    """
+
+    def take_out() -> dict[str, types.ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "configs"}
+
+    before, path = take_out(), list(sys.path)
+    package = sys.modules["configs"] = types.ModuleType("configs")
+    package.__path__ = [str(folder)] * (folder.name == "configs") + [str(RECIPES)]
+    sys.path.append(str(folder.parent))  # other packages beside the recipe's folder
+    try:
+        yield
+    finally:
+        take_out()
+        sys.modules.update(before)
+        sys.path[:] = path
 
 
 def _line_of(error: Exception, file: pathlib.Path) -> str:

@@ -63,3 +63,15 @@ def test_every_command_starts_from_it_and_the_page_and_the_card_are_read(install
 def test_a_recipe_is_found_by_its_name(installed):
     code, text = python(installed, "-m", "domino_jax.decode", "--config=qwen3_8b", "--config.nothing=1", "--prompt=a")
     assert code == 2 and "qwen3_8b has no such key" in text
+
+
+def test_a_recipe_is_ours_where_another_package_has_the_name_configs(installed):
+    for folder in (installed, installed.parent):  # installed too, and that of the current folder
+        (folder / "configs").mkdir()
+        (folder / "configs" / "__init__.py").write_text("")
+        (folder / "configs" / "resnet.py").write_text("raise RuntimeError")
+    script = "from domino_jax.recipe.loading import load_recipe\nprint(load_recipe('qwen3_8b').target.path)"
+    code, text = python(installed, "-c", script)
+    assert code == 0 and "Qwen/Qwen3-8B" in text, text
+    code, text = python(installed, "-c", script.replace("qwen3_8b", "resnet"))
+    assert code == 1 and "there is no such file" in text, text

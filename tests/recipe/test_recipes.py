@@ -1,6 +1,7 @@
 """configs/: every recipe loads, passes the checks, has the same keys, and the real ones carry the paper's values."""
 
 import json
+import sys
 
 import pytest
 
@@ -100,3 +101,27 @@ def test_resolved_is_strict_json_and_survives_a_round_trip():
     assert plain["train"]["gamma"] == "inf"
     assert plain["decode"]["modes"] == ["autoregressive", "backbone", "domino"]
     assert plain["drafter"]["mask_token_id"] is None
+
+
+def test_a_recipes_configs_are_its_neighbours_and_ours_whatever_the_current_folder_has(tmp_path, monkeypatch):
+    other, mine = tmp_path / "other" / "configs", tmp_path / "mine" / "configs"
+    for folder in (other, mine):
+        folder.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise RuntimeError('of another project')\n")
+    (other / "qwen3.py").write_text("raise RuntimeError('of another project')\n")
+    (mine / "base.py").write_text("import configs.qwen3\ndef small():\n    return configs.qwen3.get_config('small')\n")
+    (mine / "run.py").write_text("from configs import base\ndef get_config():\n    return base.small()\n")
+    monkeypatch.chdir(other.parent)
+    monkeypatch.syspath_prepend(str(other.parent))
+    already, path = sys.modules["configs"], list(sys.path)
+    assert loading.load_recipe("qwen3_8b").target.path == "Qwen/Qwen3-8B"
+    assert loading.load_recipe(str(mine / "run.py")).target.path == "small"
+    assert sys.modules["configs"] is already and sys.path == path
+
+
+def test_a_name_alone_is_a_recipe_of_this_project(tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "resnet.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DominoError, match="resnet: there is no such file"):
+        loading.load_recipe("resnet")
