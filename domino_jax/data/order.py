@@ -13,7 +13,6 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 
-import grain
 import numpy as np
 
 ENDLESS = 2**48
@@ -66,8 +65,10 @@ class Layout:
         return next(length for length in self.buckets if longest <= length)
 
 
-def row_order(ids: np.ndarray, seed: int) -> grain.MapDataset:
-    """The endless order of row ids, shuffled every epoch."""
+def row_order(ids: np.ndarray, seed: int) -> Sequence[int]:
+    """The endless order of row ids, shuffled every epoch: a grain.MapDataset."""
+    import grain  # here: a second that only training needs
+
     return grain.MapDataset.source(ids).seed(seed % 2**32).shuffle().repeat()
 
 
@@ -112,7 +113,7 @@ class Plans:
 
     def __init__(
         self,
-        order: grain.MapDataset,
+        order: Sequence[int],
         lengths: np.ndarray,
         layout: Layout,
         *,

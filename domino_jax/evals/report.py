@@ -24,7 +24,6 @@ from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.bootstrap import LEVEL, RESAMPLES, SEED
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.page import render_page
-from domino_jax.evals.plots import write_plots
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import notes_of, rows_of, title
@@ -117,6 +116,8 @@ def device() -> str:
 
 def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """Writes plots/, report.html and, last, report.json, with which a folder is finished; each whole or not at all."""
+    from domino_jax.evals.plots import write_plots  # here: a decoding at the terminal needs no matplotlib
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     images = {name: (folder / PLOTS / name).read_bytes() for name in write_plots(folder / PLOTS, report)}

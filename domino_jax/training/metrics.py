@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
-from tensorboardX import SummaryWriter
 
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
@@ -75,7 +74,7 @@ class MetricsWriter:
         self._earlier_seconds = max((row["seconds"] for row in self._continued if "seconds" in row), default=0.0)
         self._start = time.monotonic()
         self._journal: Journal | None = None  # opened with TensorBoard's file for the first row
-        self._curves: SummaryWriter | None = None
+        self._curves: Any = None  # tensorboardX.SummaryWriter
         self._local: tempfile.TemporaryDirectory | None = None
         self._steps: Progress | None = None  # from the first step on, which holds the compilation
         if primary:
@@ -97,6 +96,8 @@ class MetricsWriter:
         self.say(f"step {step}/{self._total_steps}  {line}  left {self._steps.left()}")
 
     def _open(self) -> None:
+        from tensorboardX import SummaryWriter  # here: it loads a cloud client where one is installed
+
         truncate_rows(self._path, self._start_step)
         self._journal = Journal(self._path)
         # tensorboardX's writer for buckets uploads everything again when it is deleted, and waits for minutes where the

@@ -166,17 +166,14 @@ def load_tokenizer(folder: Path) -> Any:
     # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer. It would also
     # warn on stderr that PyTorch is missing, which is as it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
+    import transformers
 
+    # AutoTokenizer replaces parts of tokenizer.json for some classes: as a GPT2Tokenizer, SmolLM2's would no longer
+    # cut numbers into digits. It also takes another second to import.
+    whole = "tokenizer.json" in present
+    Tokenizer = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        if "tokenizer.json" in present and tokenizer.is_fast:
-            # transformers 5 makes these itself for some classes: as a GPT2Tokenizer, SmolLM2's would no longer cut
-            # numbers into digits.
-            used = tokenizer.backend_tokenizer
-            stored = type(used).from_file(str(inside(folder, "tokenizer.json")))
-            for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
-                setattr(used, part, getattr(stored, part))
+        tokenizer = Tokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
