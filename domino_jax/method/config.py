@@ -12,12 +12,11 @@ from domino_jax.method.config_keys import (
     DFLASH,
     public_keys,
     read_key,
-    read_list,
+    read_windows,
     refuse,
     refuse_other_layout,
     refuse_variants,
     section,
-    sliding_window,
 )
 from domino_jax.method.fields import (
     BY_HEAD,
@@ -56,10 +55,10 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     block_size: int = field(place=TOP, least=2, most=LARGEST_BLOCK)
     mask_token_id: int = field()
     target_layer_ids: tuple[int, ...] = field()
-    # Whether slot k predicts the token after its own; speculators and vLLM call it sample_from_anchor.
-    shift_label: bool = field(False, also="sample_from_anchor", place=BY_HEAD)
+    # Whether slot k predicts the token after its own; the other names are speculators' and vLLM's, and DeepSpec's.
+    shift_label: bool = field(False, also=("sample_from_anchor", "query_zero_predicts_next"), place=BY_HEAD)
     # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
-    is_causal: bool | None = field(None, also="causal", place=TOP, quiet=True)  # vLLM reads dflash_config.causal
+    is_causal: bool | None = field(None, also=("causal",), place=TOP, quiet=True)  # vLLM reads dflash_config.causal
     # Convolutions around attention and MLP: taps (0: none), and channels that share what their input decides.
     conv_kernel_size: int = field(0, quiet=True)
     conv_group_size: int = field(0, quiet=True)
@@ -105,18 +104,25 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> "DrafterConfig":
         nested = section(raw, "dflash_config")
-        refuse_variants(raw, nested, {*cls.own_keys, *(entry.name for entry in fields_of(cls, DrafterConfig))})
-        refuse_other_layout(raw, nested, cls.title, cls.fixed)
-        fields = read_fields(cls, raw, nested, cls.needed, cls.head if cls.has_head else DFLASH)
+        own = fields_of(cls, DrafterConfig)
+        refuse_variants(raw, nested, {*cls.own_keys, *(name for entry in own for name in (entry.name, *entry.also))})
+        cls.refuse_other_layout(raw, nested)
+        fields = read_decoder_fields(raw)
+        fields |= read_fields(cls, raw, nested, cls.needed, cls.head if cls.has_head else DFLASH)
         fields |= {name: value for name, value in cls.fixed.items() if name in fields}
-        config = cls(
-            **read_decoder_fields(raw),
-            layer_types=tuple(map(str, read_list("layer_types", raw.get("layer_types") or ()))),
-            sliding_window=sliding_window(raw),
-            **fields,
-        )
+        kinds, window, whole = read_windows(raw, nested)
+        if whole and fields["is_causal"] is None:
+            fields["is_causal"] = False
+        config = cls(**fields, layer_types=kinds, sliding_window=window)
         config.check()
         return config
+
+    @classmethod
+    def refuse_other_layout(cls, raw: dict[str, Any], nested: dict[str, Any]) -> None:
+        """Raises DataError for a key with another value than all drafters of this head have (`fixed`)."""
+        fixed = [entry for entry in fields_of(cls) if entry.name in cls.fixed]
+        also = {name: cls.fixed[entry.name] for entry in fixed for name in entry.also}
+        refuse_other_layout(raw, nested, cls.title, cls.fixed | also)
 
     def to_dict(self) -> dict[str, Any]:
         top, nested = self.head_keys()

@@ -9,14 +9,32 @@ from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
-# Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
-_VARIANTS = {
+SLIDING, FULL = "sliding_attention", "full_attention"  # of layer_types
+MAX_WINDOW_LAYERS = 28  # what a missing key means in transformers
+# Keys with which SGLang, vLLM, modelopt or z-lab's code compute something else with the same tensors, or nearly, and
+# the values without effect: first those of a layer, of all drafters.
+LAYER_VARIANTS = {
+    "attention_value_scale": (1.0,),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "add_full_attention_sink_bias": (False,),
+    "attn_logit_softcapping": (0.0,),
+    "is_neox_style": (True,),
+    "rope_is_neox_style": (True,),
+    "rope_interleaved": (False,),
+    "use_gemma_norm": (False,),
+    "gating": (False, "disabled"),
+    "bias": (False,),
+    "logit_scale": (1.0,),
+}
+_VARIANTS = LAYER_VARIANTS | {
     "projector_type": (DFLASH,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
     "markov_rank": (0,),
     "xpress_rank": (0,),
     "enable_confidence_head": (False,),
+    "use_confidence_head": (False,),
     "output_multiplier": (1.0,),
     "input_embedding_scale": (1.0,),
     "final_logit_softcapping": (0.0,),  # servers read 0 as no cap
@@ -45,19 +63,16 @@ def read_key(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     return stated[0] if stated else None
 
 
-def read_switch(raw: dict[str, Any], nested: dict[str, Any], name: str, also: str = "") -> bool | None:
-    """As `read_key`, for a key that is true or false; also: its name in other files."""
-    stated = {key: read_key(raw, nested, key) for key in (name, also) if key}
-    for key, value in stated.items():
-        if value is not None and not isinstance(value, bool):
-            raise DataError(f"the drafter's config.json has {key} = {quote(value)}; expected true or false.")
-    values = [value for value in stated.values() if value is not None]
-    if len(set(values)) > 1:
-        raise DataError(
-            f"the drafter's config.json gives {name} {stated[name]} and {also} {stated[also]}, which mean the same;"
-            f" {WRITTEN_WITH}"
-        )
-    return values[0] if values else None
+def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> bool | None:
+    """As `read_key`, for a key that is true or false; names: its name, and those that it has in other files."""
+    stated = {name: value for name in names if (value := read_key(raw, nested, name)) is not None}
+    for name, value in stated.items():
+        if not isinstance(value, bool):
+            raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
+    if len(set(stated.values())) > 1:
+        given = " and ".join(f"{name} {value}" for name, value in stated.items())
+        raise DataError(f"the drafter's config.json gives {given}, which mean the same; {WRITTEN_WITH}")
+    return next(iter(stated.values()), None)
 
 
 def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, only: dict[str, Any]) -> None:
@@ -118,13 +133,13 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
     known: keys that this drafter's head has.
     """
-    # vLLM's other names for sliding windows: the first acts where layer_types names none, the second where it does.
-    slides = "sliding_attention" in read_list("layer_types", raw.get("layer_types") or ())
-    windows = {"swa_window_size": (raw.get("sliding_window"),)} if slides else {"use_swa": (False,)}
-    refused = {name: values for name, values in (_VARIANTS | windows).items() if name not in known}
+    refused = {name: values for name, values in _VARIANTS.items() if name not in known}
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         refuse_values(part, refused, place)
+        refuse_values(part, {"target_hidden_size": (raw.get("hidden_size"),)}, place)
         refuse_unsupported(part, place)
+        for rope in ("rope_parameters", "rope_scaling"):
+            refuse_values(section(part, rope), {"rope_dim": (raw.get("head_dim"),)}, f"{place}{rope}.")
     drafted, vocab = read_key(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
     if drafted not in (None, vocab):
         raise DataError(
@@ -133,14 +148,33 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
         )
 
 
-def sliding_window(raw: dict[str, Any]) -> int | None:
-    """The window, when it is in use: where nothing says so, layer_types decides."""
+def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str, ...], int | None, bool]:
+    """(layer_types, the window that they use, whether layers read their whole block where the file does not say it).
+
+    Without a sliding layer in layer_types, vLLM's and modelopt's use_swa makes all of them sliding. Without layer_types
+    transformers makes them sliding from max_window_layers on, where use_sliding_window is true.
+    """
+    kinds = tuple(map(str, read_list("layer_types", raw.get("layer_types") or ())))
     window, used = read_key(raw, {}, "sliding_window"), read_switch(raw, {}, "use_sliding_window")
+    whole = bool(read_switch(raw, nested, "use_swa")) and SLIDING not in kinds
+    if whole or (SLIDING in kinds and used is not False):
+        swa = read_key(raw, nested, "swa_window_size")
+        if None not in (window, swa) and window != swa:
+            raise DataError(
+                f"the drafter's config.json has sliding_window {quote(window)} and swa_window_size {quote(swa)}, which"
+                f" mean the same; {WRITTEN_WITH}"
+            )
+        window, used = swa if window is None else window, True
     if window is not None:
         integer("sliding_window", window)
-    if used is None:
-        used = "sliding_attention" in (raw.get("layer_types") or ())
-    return window if window and used else None
+    window = window if window and used else None
+    if whole:
+        return (SLIDING,) * raw["num_hidden_layers"], window, True
+    if window and not kinds:
+        first = read_key(raw, {}, "max_window_layers")
+        first = MAX_WINDOW_LAYERS if first is None else integer("max_window_layers", first)
+        kinds = tuple(SLIDING if layer >= first else FULL for layer in range(raw["num_hidden_layers"]))
+    return kinds, window, False
 
 
 def public_keys(config: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Field:
 
     place: where it is written, TOP, NESTED or by `head_keys` (BY_HEAD). It is read in either place, or in both.
     quiet: it is not written where it has the default.
-    also: its name in other files.  like: the field that gives its value where a file does not have it.
+    also: its names in other files.  like: the field that gives its value where a file does not have it.
     recipe_name: of its key in the recipe, if another one.
     speculators: its name in folders of speculators, if another one.  unit: the field in whose units it is stated there.
     key: the default in a recipe, None without a key there, and its range.
@@ -44,7 +44,7 @@ class Field:
 
     place: str = NESTED
     quiet: bool = False
-    also: str = ""
+    also: tuple[str, ...] = ()
     like: str = ""
     recipe_name: str = ""
     speculators: str = ""
@@ -116,7 +116,7 @@ def _read(entry: Field, raw: dict[str, Any], nested: dict[str, Any]) -> Any:
     if isinstance(kind, types.UnionType):
         [kind] = [part for part in get_args(kind) if part is not types.NoneType]
     if kind is bool:
-        return read_switch(raw, nested, name, entry.also)
+        return read_switch(raw, nested, name, *entry.also)
     value = read_key(raw, nested, name)
     if value is None or (kind is float and entry.default is None and value == 0):  # servers read a cap of 0 as none
         return None

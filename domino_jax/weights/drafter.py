@@ -5,6 +5,7 @@ target's.
 """
 
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from domino_jax.method.drafters import AnyConfig, config_class, new_drafter
 from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, rename, table_of
+from domino_jax.runtime.errors import warn_once
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
@@ -25,6 +27,9 @@ from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 # {a tensor of the target of which a folder may store a copy: its name in the target's}.
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
+MODELOPT_THETA = 10_000.0
+
+log = logging.getLogger(__name__)
 
 
 @functools.lru_cache(maxsize=16)  # tracing takes half a second
@@ -61,6 +66,14 @@ def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
             raw = speculators.flattened(raw, target.num_hidden_layers)
         config = config_class(raw, tensors).from_dict(raw, target)
         check_fits(config, target)
+    # modelopt alone writes causal there, and a config.json without the version of transformers.
+    of_modelopt = "causal" in section(raw, "dflash_config") and "transformers_version" not in raw
+    if of_modelopt and config.rope_theta != MODELOPT_THETA:
+        warn_once(
+            log,
+            f"{folder} was written by modelopt. With transformers 5, modelopt 0.47 trains drafters at RoPE base 10,000"
+            f" and writes the target's, here {config.rope_theta:,.0f}: if τ is low, set its rope_theta to 10000.",
+        )
     return config
 
 

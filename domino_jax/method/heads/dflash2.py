@@ -163,7 +163,7 @@ class Dflash2Config(DrafterConfig):
     only_candidates = property(lambda self: self.selector_top_k)
     new = {"conv_kernel_size": 2, "selector_top_k": 16}  # as in public drafters
     # They have no projector, are never shifted, and correct every draft.
-    fixed = {"projector_type": None, "shift_label": False, "sample_from_anchor": False, "pure_draft_prefix_len": 0}
+    fixed = {"projector_type": None, "shift_label": False, "pure_draft_prefix_len": 0}
     needed, own_keys = CONVOLUTION, ("projector_type", *TRANSFORMS)
     speculators = Speculators("dflash2", needed=CONVOLUTION, whole_blocks=True)
 

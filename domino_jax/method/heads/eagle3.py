@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.method.config_keys import WRITTEN_WITH, integer, public_keys, read_list, section, sliding_window
+from domino_jax.method.config_keys import (
+    LAYER_VARIANTS,
+    SLIDING,
+    WRITTEN_WITH,
+    integer,
+    public_keys,
+    read_list,
+    read_windows,
+    section,
+)
 from domino_jax.method.fields import field
 from domino_jax.method.head import HeadConfig, Servers
 from domino_jax.method.heads.eagle3_loss import Eagle3Loss
@@ -35,7 +44,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
 # Keys of other drafters with these tensors, or nearly, and the values with which they are those of this file.
-_VARIANTS = {
+_VARIANTS = LAYER_VARIANTS | {
     "fc_norm": (False,),
     "use_aux_norm": (False,),
     "attention_bias": (False,),
@@ -45,6 +54,8 @@ _VARIANTS = {
     "use_last_layernorm": (True,),
     "use_mtp_layernorm": (False,),
     "parallel_drafting": (False,),
+    "parallel_draft_step": (1,),
+    "num_aux_hidden_states": (FUSED_LAYERS,),
 }
 # In eagle_config servers read the second of NORMS alone.
 _NESTED_VARIANTS = _VARIANTS | {"norm_output": (False,), "norm_before_residual": (False,)}
@@ -118,7 +129,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
                 f" {' and '.join(ARCHITECTURES)} are supported."
             )
         refuse_unsupported(raw)
-        refuse_values(raw, _VARIANTS)
+        refuse_values(raw, _VARIANTS | {"target_hidden_size": (raw.get("hidden_size"),)})
         refuse_values(nested, _NESTED_VARIANTS, "eagle_config.")
         theta = {} if "rope_theta" in raw or section(raw, "rope_parameters") else {"rope_theta": _ROPE_THETA}
         fields = read_decoder_fields(theta | raw, llama=True)
@@ -130,8 +141,8 @@ class Eagle3Config(HeadConfig, DecoderConfig):
             norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
         if norms["norm_output"] and "speculators_model_type" not in raw:
             log.warning(TWO_MEANINGS)
-        slides = "sliding_attention" in read_list("layer_types", raw.get("layer_types") or ())
-        choices = {"draft_vocab_size": size, "sliding_window": sliding_window(raw) if slides else None, **norms}
+        kinds, window, _ = read_windows(raw, {})
+        choices = {"draft_vocab_size": size, "sliding_window": window if SLIDING in kinds else None, **norms}
         config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
         tokens = [integer("draft_tokens", token) for token in read_list("draft_tokens", raw.get("draft_tokens") or [])]
         return config.with_draft_tokens(tokens) if tokens else config
@@ -171,7 +182,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         return self if count == vocab else self.with_vocabulary(ids)
 
     def to_dict(self) -> dict[str, Any]:
-        window = {"layer_types": ["sliding_attention"], "sliding_window": self.sliding_window}
+        window = {"layer_types": [SLIDING], "sliding_window": self.sliding_window}
         return {
             "architectures": [ARCHITECTURE],
             "model_type": "llama",

@@ -13,18 +13,20 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.config import BLOCKS, DrafterConfig
-from domino_jax.method.config_keys import number, read_key, read_switch, refuse_other_layout, section
+from domino_jax.method.config_keys import number, read_key, read_switch, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
+from domino_jax.models.tables import Entry, rename
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
 CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
-_OWN = ("projector_type", "markov_rank", "enable_confidence_head")  # keys that plain DFlash does not have
+_USE_CONFIDENCE = "use_confidence_head"  # modelopt's name of the first
+_OWN = ("projector_type", "markov_rank", CONFIDENCE[0], _USE_CONFIDENCE)  # keys that plain DFlash does not have
 
 
 class MarkovHead(Head):
@@ -190,7 +192,7 @@ class MarkovConfig(DrafterConfig):
 
     markov_rank: int = field(least=1, most=LARGEST_RANK, recipe=256, recipe_name="rank", shape=True)
     markov_head_type: str = field(choices=MARKOV_KINDS, recipe=VANILLA, recipe_name="head_type", shape=True)
-    enable_confidence_head: bool = field(False)
+    enable_confidence_head: bool = field(False, also=(_USE_CONFIDENCE,))
     confidence_head_with_markov: bool = field(False)
 
     head, title, architecture = "markov", "DSpark", "DSparkDraftModel"
@@ -205,7 +207,7 @@ class MarkovConfig(DrafterConfig):
     }
     reads = (*BLOCKS, "head_tokens", "frozen_backbone")
     new = {"shift_label": True}
-    fixed = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True, "pure_draft_prefix_len": 0}
+    fixed = {"projector_type": PROJECTOR, "shift_label": True, "pure_draft_prefix_len": 0, "dspark_bonus_anchor": False}
     own_keys = ("projector_type",)
     speculators = Speculators(PROJECTOR, needed=("sample_from_anchor",))
     servers = Servers("DSPARK", "dspark")
@@ -220,15 +222,23 @@ class MarkovConfig(DrafterConfig):
         """As DrafterConfig.from_dict. A file of rank 0 has no head: it is plain DFlash, shifted like all of these."""
         nested = section(raw, "dflash_config")
         if read_key(raw, nested, "markov_rank") == 0:
-            refuse_other_layout(raw, nested, cls.title, cls.fixed)
+            cls.refuse_other_layout(raw, nested)
             raw, nested = ({name: part[name] for name in part if name not in _OWN} for part in (raw, nested))
             return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
-        config, confident = super().from_dict(raw, target), read_switch(raw, nested, CONFIDENCE[0])
+        config, confident = super().from_dict(raw, target), read_switch(raw, nested, CONFIDENCE[0], _USE_CONFIDENCE)
         if confident is None:  # then the head exists if its loss has a weight
             weight = read_key(raw, nested, "confidence_head_alpha")
             confident = weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
-        with_markov = confident and config.confidence_head_with_markov
+        # A confidence head of modelopt always reads the token before the slot, and has no key for it.
+        of_modelopt = read_key(raw, nested, _USE_CONFIDENCE) is not None
+        with_markov = confident and (config.confidence_head_with_markov or of_modelopt)
         return dataclasses.replace(config, enable_confidence_head=confident, confidence_head_with_markov=with_markov)
+
+    def aliases(self, table: list[Entry]) -> dict[str, str]:
+        """Also modelopt's names."""
+        flat = {"markov_head.": "", "confidence_head.proj.": "confidence_proj."}
+        names = {rename(entry.name, flat): entry.name for entry in table if entry.path[0] == "head"}
+        return super().aliases(table) | names
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # SGLang reads them at the top level, SpecForge in dflash_config. Public files have no shift_label.
