@@ -7,6 +7,7 @@ while queue.live() or queue.waiting:
 """
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -34,6 +35,7 @@ class QueuedRequest:
     length: committed tokens, the prompt's included.  drafted: drafts verified so far.
     cached: tokens of the prompt whose keys and values were taken from an earlier text.
     rejected: drafts of the last dispatch that were not emitted, if it was one round of a chain.
+    admitted: when it got a row (time.perf_counter).
     """
 
     prompt: Sequence[int]
@@ -45,6 +47,7 @@ class QueuedRequest:
     drafted: int = 0
     cached: int = 0
     rejected: Sequence[int] = ()
+    admitted: float = 0.0
 
 
 class Queue:
@@ -228,6 +231,7 @@ class Queue:
         for row in free:
             self.rows[row] = self.waiting.popleft()
             self.rows[row].length = len(self.rows[row].prompt)
+            self.rows[row].admitted = time.perf_counter()
         return free
 
     def _put(self, rows: Sequence[int]) -> None:

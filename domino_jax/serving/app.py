@@ -161,7 +161,7 @@ class Exchange:
         try:
             async for answer, texts in self.parts():
                 more = {"domino": answer.details(texts)} if body.rounds else {}
-                if answer.finish_reason or more or any(texts):
+                if answer.finish_reason or more or body.return_token_ids or any(texts):
                     usage = summed(answers).usage() if body.continuous_usage else None
                     yield line(answer.chunk("".join(texts), usage, **more))
         except Refusal as refusal:

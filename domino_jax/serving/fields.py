@@ -1,61 +1,70 @@
-"""The fields of a request body, as tables: those that are supported, and those whose value may ask for nothing.
+"""The fields of a request body. A field that would change the answer is supported or refused, and any other one passes.
 
-A client's defaults must not cost it every request, and nothing that would change the text may be ignored. So a field
-that is not supported is accepted with the values that ask for nothing, and refused by its name with any other.
-A table is a pair: {field: types of its value}, and {field: the values that ask for nothing, or ANY}.
+A client's defaults must not cost it every request. So a field of another server that would change the answer is refused
+only with a value that asks for something: 0, "", [], {} and false ask for nothing, unless `CHANGES` has other values.
 """
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from domino_jax.runtime.errors import quote
 
 NUMBER, TEXTS = (int, float), (str, list)
-ANY = object()  # every value: the field never changes the text
-
-_LABELS = "user store metadata service_tier safety_identifier prompt_cache_key request_id priority".split()
-_LABELS += "prompt_cache_retention prompt_cache_options cache_salt prediction parallel_tool_calls".split()
-_TRUE = "skip_special_tokens spaces_between_special_tokens add_generation_prompt detokenize".split()
-_TRUE += "include_reasoning separate_reasoning stream_reasoning".split()
-_FALSE = "logprobs echo use_beam_search continue_final_message no_stop_trim include_stop_str_in_output".split()
-_FALSE += "return_token_ids return_hidden_states return_tokens_as_token_ids".split()
-# OpenAI's, vLLM's and SGLang's, with the defaults that clients send.
-_NEUTRAL = {
-    **dict.fromkeys(_LABELS, ANY),
-    **dict.fromkeys(_TRUE, (True,)),
-    **dict.fromkeys(_FALSE, (False,)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "top_logprobs"), (0,)),
-    **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty", "typical_p"), (1,)),
-    **dict.fromkeys(("tools", "functions", "stop_token_ids", "bad_words"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),  # without tools
-    **{"logit_bias": ({},), "modalities": (["text"],), "suffix": ("",), "verbosity": ("medium",)},
-    "response_format": ({"type": "text"},),
-}
 _SUPPORTED = {
-    **dict.fromkeys(("model", "mode"), str),
-    **dict.fromkeys(("stream", "rounds", "drafts", "ignore_eos"), bool),
+    **dict.fromkeys(("model", "mode", "reasoning_effort"), str),
+    **dict.fromkeys(("stream", "rounds", "drafts", "ignore_eos", "return_token_ids"), bool),
     **dict.fromkeys(("max_tokens", "min_tokens", "seed", "top_k"), int),
     **dict.fromkeys(("temperature", "top_p", "min_p"), NUMBER),
     **{"stream_options": dict, "stop": TEXTS},
 }
-_CHAT = {"messages": list, "max_completion_tokens": int, "chat_template_kwargs": dict}
-CHAT = _SUPPORTED | _CHAT, _NEUTRAL | {"add_special_tokens": (False,)}
-TEXT = _SUPPORTED | {"prompt": TEXTS}, _NEUTRAL | {"add_special_tokens": (True,)}
-STREAM_OPTIONS = {"include_usage": bool, "continuous_usage_stats": bool}, {"include_obfuscation": ANY}
+CHAT = _SUPPORTED | {"messages": list, "max_completion_tokens": int, "chat_template_kwargs": dict}
+TEXT = _SUPPORTED | {"prompt": TEXTS}
+STREAM_OPTIONS = {"include_usage": bool, "continuous_usage_stats": bool}
 # Answers are sent back as they came. The chat template reads names and thoughts.
-_MESSAGE = {"content": TEXTS, **dict.fromkeys(("role", "name", "reasoning_content", "reasoning"), str)}
-MESSAGE = _MESSAGE, {"tool_calls": ([],), "annotations": ([],), "id": ANY}
-PART = {"type": str, "text": str}, {"cache_control": ANY, "annotations": ([],)}
+MESSAGE = {"content": TEXTS, **dict.fromkeys(("role", "name", "reasoning_content", "reasoning"), str)}
+PART = {"type": str, "text": str}
+
+_OFF = "top_logprobs logprob_token_ids n_probs echo return_hidden_states return_prompt_text"
+_OFF += " return_tokens_as_token_ids return_tokens use_beam_search continue_final_message no_stop_trim documents"
+_OFF += " include_stop_str_in_output presence_penalty frequency_penalty logit_bias tools functions web_search_options"
+_OFF += " stop_token_ids stop_regex bad_words allowed_token_ids suffix audio lora lora_path watermarking chat_template"
+_OFF += " grammar json_schema regex ebnf structured_outputs structural_tag guided_json guided_regex guided_choice"
+_OFF += " guided_grammar dry_multiplier xtc_probability mirostat dynatemp_range min_keep n_keep n_indent"
+_OFF += " t_max_predict_ms thinking_token_budget repetition_detection prompt_embeds custom_logit_processor"
+_OFF += " max_new_tokens tool_calls tool_call_id"
+_SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+# Unsupported fields of OpenAI, vLLM, SGLang and llama.cpp, each with the values that ask for nothing.
+CHANGES = {
+    **dict.fromkeys(_OFF.split(), (False, 0, "", [], {})),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), (False,)),  # 0 asks for those of the chosen tokens
+    **dict.fromkeys("skip_special_tokens spaces_between_special_tokens add_generation_prompt".split(), (True,)),
+    **dict.fromkeys("n n_cmpl best_of repetition_penalty repeat_penalty length_penalty typical_p".split(), (1,)),
+    **dict.fromkeys(("n_predict", "truncate_prompt_tokens", "top_n_sigma", "adaptive_target"), (-1,)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),  # without tools
+    **{"modalities": (["text"],), "verbosity": ("medium",), "response_format": ({"type": "text"},)},
+    "samplers": ([], _SAMPLERS),
+}
+CHAT_CHANGES = CHANGES | {"add_special_tokens": (False,)}
+TEXT_CHANGES = CHANGES | {"add_special_tokens": (True,)}
+ALIKE = 0.85  # of two names of which one is taken for the other with a typing error
 
 
-def read_fields(raw: Mapping[str, Any], table: tuple, problems: dict[str, str], within: str = "") -> dict[str, Any]:
+def read_fields(
+    raw: Mapping[str, Any],
+    supported: Mapping[str, Any],
+    problems: dict[str, str],
+    changes: Mapping[str, tuple] = CHANGES,
+    within: str = "",
+) -> dict[str, Any]:
     """The supported fields of an object; null is as if a field were absent, and 2.0 is the whole number 2.
 
     Args:
+        supported: {field: types of its value}.
         problems: gets the fields that are refused, each with what is wrong.
         within: what their names begin with.
     """
-    values, (supported, neutral) = {}, table
+    values = {}
     for name, value in raw.items():
         if value is None:
             continue
@@ -65,16 +74,16 @@ def read_fields(raw: Mapping[str, Any], table: tuple, problems: dict[str, str], 
             value = int(value)
         if kinds and isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
             values[name] = value
-        elif kinds:
-            wanted = " or ".join(kind.__name__ for kind in kinds)
-            problems[within + quote(name)[1:-1]] = f"it is {quote(value)}, expected {wanted}"
-        elif not _asks_for_nothing(value, neutral.get(name, ())):
-            known = f"{quote(value)} is not supported" if name in neutral else "it is not a field of this server"
-            problems[within + quote(name)[1:-1]] = f"{known}; leave it out"
+        elif problem := _problem(name, value, kinds, changes, supported):
+            problems[within + quote(name)[1:-1]] = problem
     return values
 
 
-def _asks_for_nothing(value: Any, neutral: Any) -> bool:
-    return neutral is ANY or any(
-        value == default and isinstance(value, bool) == isinstance(default, bool) for default in neutral
-    )
+def _problem(name: str, value: Any, kinds: tuple, changes: Mapping[str, tuple], supported: Mapping) -> str | None:
+    if kinds:
+        return f"it is {quote(value)}, expected {' or '.join(kind.__name__ for kind in kinds)}"
+    if name in changes:
+        alike = (value == other and isinstance(value, bool) == isinstance(other, bool) for other in changes[name])
+        return None if any(alike) else f"{quote(value)} is not supported; leave it out"
+    alike = difflib.get_close_matches(name, supported, 1, ALIKE)
+    return f"this server has no such field; it has {alike[0]}" if alike and value else None

@@ -19,7 +19,16 @@ from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.settings import SAMPLING_VALUES
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
-from domino_jax.serving.fields import CHAT, MESSAGE, PART, STREAM_OPTIONS, TEXT, read_fields
+from domino_jax.serving.fields import (
+    CHAT,
+    CHAT_CHANGES,
+    MESSAGE,
+    PART,
+    STREAM_OPTIONS,
+    TEXT,
+    TEXT_CHANGES,
+    read_fields,
+)
 from domino_jax.serving.requests import AnswerPart, Refusal, ServedModel
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -34,6 +43,7 @@ class BodyRequest:
 
     rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected.
     continuous_usage: every chunk of the stream has the usage so far.
+    return_token_ids: the answer also has the ids of its tokens and of the prompt's, where vLLM has them.
     """
 
     prompt: list[int]
@@ -44,7 +54,8 @@ class BodyRequest:
     include_usage: bool
     rounds: bool
     drafts: bool
-    continuous_usage: bool = False
+    continuous_usage: bool
+    return_token_ids: bool
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -69,8 +80,8 @@ def read_requests(raw: dict[str, Any], chat: bool, served: ServedModel) -> list[
 def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRequest:
     """What a body with one prompt asks for. Raises Refusal with the names of the fields that are wrong."""
     problems: dict[str, str] = {}
-    fields = read_fields(raw, CHAT if chat else TEXT, problems)
-    options = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, problems, "stream_options.")
+    fields = read_fields(raw, *((CHAT, problems, CHAT_CHANGES) if chat else (TEXT, problems, TEXT_CHANGES)))
+    options = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, problems, within="stream_options.")
     messages = [_message(message, problems) for message in fields.get("messages", [])]
     if problems:
         text = " ".join(f"{name}: {problem}." for name, problem in problems.items())
@@ -81,6 +92,8 @@ def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRe
         raise Refusal(message, 404, "model", "model_not_found")
     mode = fields.get("mode", served.modes[-1])
     _need(mode in served.modes, "mode", f"this server has {', '.join(served.modes)}")
+    effort = fields.get("reasoning_effort", "none")
+    _need(effort == "none", "reasoning_effort", f"it is {quote(effort)}; send none, or chat_template_kwargs")
     prompt = _encode(fields, messages if chat else None, served)
     stop = _stops(fields)
     try:
@@ -88,9 +101,10 @@ def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRe
         served.generator.check_prompt(prompt, "the request", request)
     except DominoError as error:
         raise Refusal(str(error)) from error
-    stream, rounds, drafts = (fields.get(name, False) for name in ("stream", "rounds", "drafts"))
+    chosen = {name: fields.get(name, False) for name in ("stream", "rounds", "drafts", "return_token_ids")}
     usage, continuous = (options.get(name, False) for name in ("include_usage", "continuous_usage_stats"))
-    return BodyRequest(prompt, request, mode, stop, stream, usage, rounds, drafts, usage and continuous)
+    chosen |= {"include_usage": usage, "continuous_usage": usage and continuous}
+    return BodyRequest(prompt, request, mode, stop, **chosen)
 
 
 def _need(fine: bool, name: str, change: str) -> None:
@@ -113,6 +127,8 @@ def _encode(fields: dict[str, Any], messages: list[dict] | None, served: ServedM
         row = {"prompt" if isinstance(fields[name], str) else "token_ids": fields[name]}
     else:
         variables = fields.get("chat_template_kwargs", {})
+        if "reasoning_effort" in fields:  # "none" is without thoughts, as in vLLM
+            variables = {"enable_thinking": False} | variables
         # A template of the client's could run for hours.
         parameters = inspect.signature(served.tokenizer.apply_chat_template).parameters if served.tokenizer else ()
         taken = sorted(set(parameters) & set(variables))
@@ -127,7 +143,7 @@ def _encode(fields: dict[str, Any], messages: list[dict] | None, served: ServedM
 def _message(message: Any, problems: dict[str, str]) -> dict[str, Any]:
     """A message as the chat template reads it."""
     _need(isinstance(message, dict), "messages", f"a message is {quote(message)}, expected an object")
-    fields = read_fields(message, MESSAGE, problems, "messages.")
+    fields = read_fields(message, MESSAGE, problems, within="messages.")
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
         problems["messages.role"] = f"it is {quote(role)}, expected one of {', '.join(ROLES)}"
@@ -141,7 +157,7 @@ def _message(message: Any, problems: dict[str, str]) -> dict[str, Any]:
 
 
 def _part(part: Any, problems: dict[str, str]) -> str:
-    fields = read_fields(part, PART, problems, "messages.content.") if isinstance(part, dict) else {}
+    fields = read_fields(part, PART, problems, within="messages.content.") if isinstance(part, dict) else {}
     if fields.get("type") != "text" or "text" not in fields:
         problems["messages.content"] = "its parts are {type: text, text: …}; images and files are not supported"
     return fields.get("text", "")
@@ -155,15 +171,15 @@ def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) ->
     room = max(min(settings.max_new_tokens, generator.limits.room(0) - len(prompt)), 1)
     limit, name = limits.popitem() if limits else (room, "max_tokens")
     _need(limit >= 1, name, f"it is {limit}, expected 1 or more; an answer has at least one token")
-    least = fields.get("min_tokens", 0)
-    _need(least == 0 or 0 < least <= limit, "min_tokens", f"it is {least}, expected 0 to max_tokens, {limit}")
-    row = {"id": "of the request", "max_new_tokens": min(limit, room)}
+    least, limit = fields.get("min_tokens", 0), min(limit, room)
+    _need(0 <= least <= limit, "min_tokens", f"it is {least}, but this answer can have {limit} tokens; lower it")
+    row = {"id": "of the request", "max_new_tokens": limit}
     row |= {name: fields.get(name, getattr(settings.sampling, name)) for name in SAMPLING_VALUES}
     row["top_k"] = 0 if row["top_k"] == -1 else row["top_k"]  # both are off, in vLLM and SGLang too
     # As a prompt row with a seed has it, so that `decode` gives the same text. -1 is no seed, as in vLLM.
     seed = fields.get("seed", -1)
     row["seed"] = secrets.randbelow(LARGEST) if seed == -1 else seed % (LARGEST + 1)
-    choices = {"min_tokens": min(least, room), "ignore_eos": fields.get("ignore_eos", False)}
+    choices = {"min_tokens": least, "ignore_eos": fields.get("ignore_eos", False)}
     return dataclasses.replace(request_of(row, 0), **choices)
 
 
@@ -173,13 +189,15 @@ def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) ->
 class Answer:
     """The answer to one prompt as it comes: its text, cut before the first stop string, and the objects that state it.
 
-    tokens, rounds, drafted: counts of what is before that cut.  cut: the last part, as far as it is before it.
+    token_ids, rounds, drafted: up to that cut.  cut: the last part, as far as it is before it.
+    times: how long the request waited for a row and then for its first token, as vLLM states it.
     """
 
     def __init__(self, body: BodyRequest, chat: bool, served: ServedModel, index: int, name: str):
         self.body, self.chat, self.index, self.id = body, chat, index, name
         self.created, self.model = int(time.time()), served.name
-        self.prompt_tokens, self.tokens, self.rounds, self.drafted, self.cached = len(body.prompt), 0, [], 0, 0
+        self.prompt_tokens, self.token_ids, self.rounds, self.drafted, self.cached = len(body.prompt), [], [], 0, 0
+        self.times: dict[str, float] = {}
         self.finish_reason: str | None = None
         self.cut: AnswerPart | None = None
         self._tokenizer, self._stream, self._held = served.tokenizer, TextStream(served.tokenizer), ""
@@ -188,22 +206,27 @@ class Answer:
     def add(self, part: AnswerPart) -> list[str]:
         """The text that each of the part's tokens makes certain, up to a stop string."""
         texts = []
+        if not self.token_ids:
+            seconds = {"queue_time_ms": part.queued, "time_to_first_token_ms": part.first}
+            self.times = {name: round(1_000 * value, 3) for name, value in seconds.items()}
         for token in part.token_ids:
             last = part.finish_reason is not None and len(texts) + 1 == len(part.token_ids)
-            texts.append(self._cut_text(self._stream.add([token], last=last), last))
+            early = len(self.token_ids) + len(texts) < self.body.request.min_tokens
+            texts.append(self._cut_text(self._stream.add([token], last=last), last, early))
             if self.finish_reason:
                 break
         self.finish_reason = self.finish_reason or part.finish_reason
         self.cut = self._cut_part(part, len(texts))
-        self.tokens += len(texts)
+        self.token_ids += self.cut.token_ids
         self.rounds += self.cut.accept_lengths
         self.drafted, self.cached = self.cut.drafted, part.cached
         return texts
 
-    def _cut_text(self, text: str, last: bool) -> str:
-        held, stops = self._held + text, self.body.stop
-        places = [place for place in (held.find(stop) for stop in stops) if place >= 0]
-        if places:
+    def _cut_text(self, text: str, last: bool, early: bool) -> str:
+        """The text that is certain. early: it is of the first min_tokens tokens, in which no stop string ends."""
+        held, stops, before = self._held + text, self.body.stop, len(self._held)
+        places = [place for place in (held.find(stop, max(before + 1 - len(stop), 0)) for stop in stops) if place >= 0]
+        if places and not early:
             self.finish_reason = "stop"
             return held[: min(places)]
         # What may be the beginning of a stop string waits for the next token.
@@ -228,16 +251,16 @@ class Answer:
         accepted = sum(self.rounds) - len(self.rounds)
         drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": self.drafted - accepted}
         details = {"prompt_tokens_details": {"cached_tokens": self.cached}, "completion_tokens_details": drafts}
-        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens}
-        return {**counts, "total_tokens": self.prompt_tokens + self.tokens, **details}
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.token_ids)}
+        return {**counts, "total_tokens": self.prompt_tokens + len(self.token_ids), **details}
 
     def chunk(self, text: str, usage: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
         """One object of a stream. The first one has the role: clients take its arrival for that of the first token."""
-        role = {} if self._started or not self.chat else {"role": "assistant"}
-        self._started = True
-        choice = self.choice({"delta": {**role, "content": text}} if self.chat else {"text": text})
+        first, self._started = not self._started, True
+        role = {"role": "assistant"} if first and self.chat else {}
+        choice, extra = self.choice({"delta": {**role, "content": text}} if self.chat else {"text": text}, first)
         usage = {"usage": usage} if self.body.include_usage else {}
-        return {**self.head(".chunk"), "choices": [choice], **usage, **more}
+        return {**self.head(".chunk"), "choices": [choice], **usage, **extra, **more}
 
     def details(self, texts: Sequence[str]) -> dict[str, Any]:
         """What the page shows of the last part: [text, round in it, whether it is the bonus token] of each token.
@@ -256,12 +279,18 @@ class Answer:
         return {"tokens": tokens, "rejected": rejected, **counts}
 
     def totals(self) -> dict[str, Any]:
-        """The usage, and the acceptance where vLLM has it, so that AIPerf reads it."""
+        """The usage, and the acceptance and the times where vLLM has them: AIPerf and `vllm bench serve` read them."""
         acceptance = acceptance_record(Counter(self.rounds), self.drafted)
-        return {"usage": self.usage(), "metrics": {"speculative_decoding": acceptance}}
+        return {"usage": self.usage(), "metrics": {"speculative_decoding": acceptance, **self.times}}
 
-    def choice(self, content: dict[str, Any]) -> dict[str, Any]:
-        return {"index": self.index, **content, "logprobs": None, "finish_reason": self.finish_reason}
+    def choice(self, content: dict[str, Any], first: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(the choice, fields beside `choices`), of a chunk or of the whole answer. first: its tokens begin here."""
+        choice = {"index": self.index, **content, "logprobs": None, "finish_reason": self.finish_reason}
+        if not self.body.return_token_ids:
+            return choice, {}
+        choice["token_ids"] = self.cut.token_ids if self.body.stream else self.token_ids
+        prompt = {"prompt_token_ids": self.body.prompt} if first else {}
+        return (choice, prompt) if self.chat else (choice | prompt, {})
 
     def head(self, suffix: str = "") -> dict[str, Any]:
         kind = f"chat.completion{suffix}" if self.chat else "text_completion"
@@ -272,14 +301,16 @@ def whole(answers: Sequence[Answer], texts: Sequence[str]) -> dict[str, Any]:
     """The object of a request that is not streamed."""
     total = summed(answers)
     contents = ({"message": {"role": "assistant", "content": text}} if total.chat else {"text": text} for text in texts)
-    choices = [answer.choice(content) for answer, content in zip(answers, contents, strict=True)]
-    return {**total.head(), "choices": choices, **total.totals()}
+    pairs = [answer.choice(content) for answer, content in zip(answers, contents, strict=True)]
+    return {**total.head(), "choices": [choice for choice, _ in pairs], **pairs[0][1], **total.totals()}
 
 
 def summed(answers: Sequence[Answer]) -> Answer:
-    """The counts of a request's answers together."""
+    """The counts of a request's answers together; times are of a single one."""
     total = copy.copy(answers[0])
-    for name in ("prompt_tokens", "tokens", "drafted", "cached"):
+    for name in ("prompt_tokens", "drafted", "cached"):
         setattr(total, name, sum(getattr(answer, name) for answer in answers))
-    total.rounds = [length for answer in answers for length in answer.rounds]
+    for name in ("rounds", "token_ids"):
+        setattr(total, name, [one for answer in answers for one in getattr(answer, name)])
+    total.times = total.times if len(answers) == 1 else {}
     return total

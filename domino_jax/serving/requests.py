@@ -38,6 +38,7 @@ class AnswerPart:
     """What one dispatch added to an answer, the fields of Piece among others.
 
     drafted, cached, rejected: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
+    queued, first: seconds from the request's arrival to its row, and from there to its first token.
     at: when it was read (time.perf_counter).
     """
 
@@ -48,6 +49,8 @@ class AnswerPart:
     cached: int = 0
     rejected: Sequence[int] = ()
     seconds: float = 0.0
+    queued: float = 0.0
+    first: float = 0.0
     refusal: Refusal | None = None
     at: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -65,6 +68,7 @@ class ServedRequest(QueuedRequest):
     shows_drafts: bool = False
     arrived: float = dataclasses.field(default_factory=time.perf_counter)
     queued: bool = False
+    first: float | None = None
     delivered_tokens: int = 0
     delivered_rounds: int = 0
 
@@ -74,4 +78,6 @@ class ServedRequest(QueuedRequest):
         if not (tokens or self.finish_reason):
             return None
         self.delivered_tokens, self.delivered_rounds = len(self.token_ids), len(self.accept_lengths)
-        return AnswerPart(tokens, rounds, self.finish_reason, self.drafted, self.cached, self.rejected, seconds)
+        self.first = self.first or time.perf_counter()
+        times = seconds, self.admitted - self.arrived, self.first - self.admitted
+        return AnswerPart(tokens, rounds, self.finish_reason, self.drafted, self.cached, self.rejected, *times)

@@ -62,6 +62,9 @@ NEUTRAL = [
     {"stop_token_ids": []}, {"top_logprobs": 0}, {"modalities": ["text"]}, {"service_tier": "auto"}, {"best_of": 1},
     {"chat_template_kwargs": {}}, {"add_generation_prompt": True}, {"safety_identifier": "x"}, {"logprobs": False},
     {"stream_options": {"include_obfuscation": False}}, {"max_tokens": 5.0}, {"response_format": {"type": "text"}},
+    {"reasoning_effort": "none"}, {"repeat_penalty": 1, "repeat_last_n": 64}, {"typical_p": 1.0}, {"mirostat": 0},
+    {"dry_multiplier": 0.0, "dry_base": 1.75}, {"xtc_probability": 0, "xtc_threshold": 0.1}, {"top_n_sigma": -1.0},
+    {"n_probs": 0, "grammar": "", "cache_prompt": True, "timings_per_token": True, "id_slot": -1}, {"unheard": 1},
 ]  # fmt: skip
 
 
@@ -70,10 +73,18 @@ def test_what_asks_for_nothing_is_accepted(reads):
 
 
 def test_all_that_would_change_the_text_is_refused_in_one_message_and_a_line_of_the_log(port, caplog):
-    fields = {"logit_bias": {"5": 1}, "presence_penalty": 0.5, "unheard": 1, "n": 2, "tools": [{}], "temperature": "x"}
-    body = asked(stream_options={"other": 1}, **fields)
+    fields = {"logit_bias": {"5": 1}, "presence_penalty": 0.5, "n": 2, "tools": [{}], "temperature": "x"}
+    fields |= {
+        "temprature": 0.5,
+        "repeat_penalty": 1.1,
+        "typical_p": 0.9,
+        "mirostat": 2,
+        "grammar": "root",
+        "echo": True,
+    }
+    body = asked(stream_options={"include_usages": True}, **fields)
     body["messages"][0]["tool_call_id"] = "x"
-    names = [*fields, "stream_options.other", "messages.tool_call_id"]
+    names = [*fields, "stream_options.include_usages", "messages.tool_call_id"]
     with caplog.at_level(logging.WARNING):
         status, _, answer = post(port, body)
     assert status == 400
@@ -130,6 +141,55 @@ def test_ignore_eos_and_min_tokens_give_the_text_of_plain_decoding(engine, port,
         answer = post(port, asked(mode="draft", **fields))[2]
         assert answer["choices"][0]["message"]["content"] == served.tokenizer.decode(plain.token_ids, True)
         assert answer["usage"]["completion_tokens"] == len(plain.token_ids) >= usual + 6
+
+
+def test_until_min_tokens_no_stop_string_ends_the_answer_either(port):
+    """As in vLLM, where the end of a stop string has to be after them. A later one ends it as usual."""
+    text = post(port, asked(ignore_eos=True))[2]["choices"][0]["message"]["content"]
+    stop = text[10:13]
+    cut = post(port, asked(stop=stop))[2]["usage"]["completion_tokens"]
+    for stream in (False, True):
+        body = asked(stop=[stop, "!" + text[:99]], min_tokens=cut, ignore_eos=True, max_tokens=cut + 9, stream=stream)
+        body["stream_options"] = {"include_usage": True}
+        usage = (stream_of(port, body)[-1] if stream else post(port, body)[2])["usage"]
+        assert cut < usage["completion_tokens"] <= cut + 9
+    late = text[text.index(stop) + len(stop) :][8:12]
+    answer = post(port, asked(stop=[stop, late], min_tokens=cut, ignore_eos=True))[2]
+    assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] > cut
+    assert stop in answer["choices"][0]["message"]["content"]
+    # Neither may a limit end it earlier in silence.
+    _, _, answer = post(port, asked(min_tokens=97, max_tokens=500))
+    assert "97" in answer["error"]["message"] and "96" in answer["error"]["message"]
+
+
+def test_answers_have_the_ids_of_their_tokens_where_vllm_has_them(engine, port):
+    decode = engine.served.tokenizer.decode
+    for chat, path, body in (
+        (True, CHAT, asked()),
+        (False, TEXT, {"model": MODEL, "prompt": ["a b", "What is 2 + 3?"]}),
+    ):
+        body |= {"return_token_ids": True, "max_tokens": 12, "stop": ["qq"]}
+        whole = post(port, body, path)[2]
+        chunks = stream_of(port, body, path)
+        for choice in whole["choices"]:
+            parts = [(chunk, one) for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+            prompt = (whole if chat else choice)["prompt_token_ids"]
+            assert decode(prompt) in (body.get("prompt") or [decode(prompt)])
+            text = choice["message"]["content"] if chat else choice["text"]
+            assert decode(choice["token_ids"], skip_special_tokens=True) == text
+            assert sum((part["token_ids"] for _, part in parts), []) == choice["token_ids"]
+            holders = [chunk if chat else part for chunk, part in parts]
+            assert holders[0]["prompt_token_ids"] == prompt
+            assert all("prompt_token_ids" not in holder for holder in holders[1:])
+        assert whole["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in whole["choices"])
+    assert "token_ids" not in post(port, asked(max_tokens=2))[2]["choices"][0]
+
+
+def test_the_last_chunk_has_the_times_that_vllms_benchmark_reads(port):
+    last = stream_of(port, asked(max_tokens=4, stream_options={"include_usage": True}))[-1]
+    assert last["metrics"]["queue_time_ms"] >= 0 and last["metrics"]["time_to_first_token_ms"] > 0
+    several = post(port, {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}, TEXT)[2]
+    assert "queue_time_ms" not in several["metrics"]
 
 
 def test_every_chunk_has_the_usage_so_far_where_a_client_wants_it(port):

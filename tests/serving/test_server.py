@@ -139,10 +139,10 @@ BAD = {
     json.dumps(asked("\ud800")): "messages",
     json.dumps(asked()).replace("}", r', "\ud800": 1}', 1): "messages",
     **{json.dumps(asked(**{name: value})): name for name, value in (
-        ("logprobs", True), ("tools", [{"type": "function"}]), ("unheard", 1), ("temperature", "warm"),
+        ("logprobs", True), ("tools", [{"type": "function"}]), ("max_tokns", 1), ("temperature", "warm"),
         ("max_tokens", True), ("max_tokens", 0), ("max_completion_tokens", -1), ("min_tokens", -1), ("mode", "tree"),
         ("chat_template_kwargs", [1]), ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}), ("stop", ["a", 1]),
-        ("stop", "a" * 100_000), ("stream_options", {"continuous": True}), ("messages", []), ("messages", [5]),
+        ("stop", "a" * 100_000), ("reasoning_effort", "high"), ("messages", []), ("messages", [5]),
         ("messages", [{**USER, "role": "tool"}]), ("messages", [{**USER, "content": [{"type": "image_url"}]}]),
     )},
     **{json.dumps(asked(**fields)): None for fields in (
