@@ -28,6 +28,7 @@ from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 MODELOPT_THETA = 10_000.0
+FLOATING = "Drafters are read in floating point; decode.draft_weights=int8 rounds such a one to eight bits."
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ def load_drafter(
     stored = {entry.name for entry in table}
     copies = {name: original for name, original in COPIES.items() if name not in stored}
     speculators.check_copies(tensors, target_path, copies)
-    skipped = (*copies, *speculators.UNUSED)
-    return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=config.aliases(table))
+    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": config.aliases(table), "instead": FLOATING}
+    return config, load_table(tensors, table, dtype, sharding, **choices)
 
 
 def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:

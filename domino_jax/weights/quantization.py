@@ -20,7 +20,8 @@ INT8, FP8 = "int8", "float8_e4m3fn"
 SECTION = "quantization_config"
 SUPPORTED = (
     "Supported are Qwen's FP8 folders (as Qwen/Qwen3-8B-FP8), compressed-tensors folders in FP8 or int8 with one scale"
-    " per channel (as RedHatAI/Qwen3-8B-FP8-dynamic), and bfloat16 folders, also with --config.target.quantize=int8."
+    " per channel (as RedHatAI/Qwen3-8B-FP8-dynamic) or in FP8 by blocks (as RedHatAI/Qwen3-8B-FP8-block), and bfloat16"
+    " folders, also with --config.target.quantize=int8."
 )
 
 
@@ -81,10 +82,13 @@ QUANTIZE = {
 }
 # What the config.json of Qwen/Qwen3-8B-FP8 and its sisters holds.
 PUBLIC_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [TILE, TILE]}
+# By the format of compressed-tensors and the type of the weights; naive-quantized stores the same as the other two.
 FORMATS = {
-    "float-quantized": ("float", Scheme(FP8)),
-    "int-quantized": ("int", Scheme(INT8)),
-    "pack-quantized": ("int", Scheme(INT8, values="weight_packed", packed=True)),
+    ("float-quantized", "float"): Scheme(FP8),
+    ("naive-quantized", "float"): Scheme(FP8),
+    ("naive-quantized", "int"): Scheme(INT8),
+    ("int-quantized", "int"): Scheme(INT8),
+    ("pack-quantized", "int"): Scheme(INT8, values="weight_packed", packed=True),
 }
 
 
@@ -112,9 +116,12 @@ def read_scheme(raw: Mapping[str, Any], quantize: str | None = None) -> Scheme |
     Raises DataError: a scheme that is not supported, or both.
     """
     section = _object(raw, SECTION)
+    method = section.get("quant_method")
+    mlx = raw.get("quantization") or (section if method is None and "bits" in section else None)
+    if mlx:
+        raise DataError(f"config.json has quantization {quote(mlx)}, as quantized MLX folders have. {SUPPORTED}")
     if not section:
         return QUANTIZE[quantize] if quantize else None
-    method = section.get("quant_method")
     if quantize:
         raise DataError(
             f"config.json has {SECTION} with quant_method {quote(method)}, so the target is quantized already, but"
@@ -164,11 +171,14 @@ def _read_fp8(section: Mapping[str, Any]) -> Scheme:
 
 
 def _read_compressed(section: Mapping[str, Any]) -> Scheme:
-    """Folders of llm-compressor: one group, all linear maps but the ignored ones, symmetric, a scale per channel."""
+    """Folders of llm-compressor: one group, all linear maps but the ignored ones, symmetric.
+
+    A scale is for a channel, or in FP8 for a block of 128 × 128 values.
+    """
     sparsity = _object(section, "sparsity_config", f"{SECTION}.")
     allowed = {
         "quant_method": ("compressed-tensors",),
-        "format": tuple(FORMATS),
+        "format": tuple(kind for kind, _ in FORMATS),
         "quantization_status": (None, "compressed", "frozen"),  # of either the tensors are in eight bits
         "kv_cache_scheme": (None,),
         "transform_config": (None, {}),
@@ -183,18 +193,21 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
     group = _object(groups, name, f"{SECTION}.config_groups.")
     weights = _object(group, "weights", f"{SECTION}.{place}")
     # First what the weights are: of an unsupported folder this names the kind.
-    bits = {"num_bits": (8,), "type": ("int", "float"), "strategy": ("channel",), "symmetric": (True,)}
+    blocks = weights.get("strategy") == "block"
+    strategies = ("channel", "block") if weights.get("type") == "float" else ("channel",)
+    bits = {"num_bits": (8,), "type": ("int", "float"), "strategy": strategies, "symmetric": (True,)}
     settings = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-    plain = {"dynamic": (None, False), "group_size": (None,), "block_structure": (None,), "actorder": (None, False)}
+    plain = {"dynamic": (None, False), "group_size": (None,), "actorder": (None, False)}
+    plain |= {"block_structure": ([TILE, TILE] if blocks else None,)}
     _expect(weights, f"{place}weights.", bits | plain, settings)
     _expect(section, "", allowed, ("config_groups", "ignore", "version", "global_compression_ratio"))
-    kind, scheme = FORMATS[section["format"]]
-    _expect(weights, f"{place}weights.", {"type": (kind,)}, tuple(weights))
+    of_format = {kind: scheme for (name, kind), scheme in FORMATS.items() if name == section["format"]}
+    _expect(weights, f"{place}weights.", {"type": tuple(of_format)}, tuple(weights))
     ways = {"targets": (["Linear"],), "output_activations": (None,), "format": (None, section["format"])}
     _expect(group, place, ways, ("weights", "input_activations"))
     inputs = _object(group, "input_activations", f"{SECTION}.{place}") or {"dynamic": True}
     _expect(inputs, f"{place}input_activations.", {"dynamic": (True,)}, tuple(inputs))
-    return dataclasses.replace(scheme, floating=_patterns(section, "ignore"))
+    return dataclasses.replace(of_format[weights["type"]], tiles=blocks, floating=_patterns(section, "ignore"))
 
 
 def _patterns(section: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from domino_jax.method.pair import Pair
-from domino_jax.models.quantized import dequantized, is_quantized, quantize
+from domino_jax.models.quantized import dequantized, is_quantized, quantize, tiled
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
@@ -22,26 +22,39 @@ from domino_jax.weights.loading import load_target as load
 from domino_jax.weights.random_weights import target_or_random
 from domino_jax.weights.target import load_target, read_target_config, read_target_scheme, target_table
 from tests.helpers.decoding_models import check_lossless, make_generator, random_drafter, random_prompts
-from tests.helpers.golden_files import check_logits
+from tests.helpers.golden_files import check_logits, write_model
 from tests.helpers.models import GOLDEN
 
 FOLDERS = GOLDEN / "quantized"
 FORMS = {"fp8": "float8_e4m3fn", "float_quantized": "float8_e4m3fn", "pack_quantized": "int8", "int_quantized": "int8"}
 
 
+BLOCK = {"weights__strategy": "block", "weights__block_structure": [128, 128]}
+
+
 def config_of(form: str) -> dict:
     return json.loads((FOLDERS / form / "config.json").read_text())
 
 
+def stored(folder) -> dict:
+    """The tensors of a folder."""
+    return {name: tensor.read() for name, tensor in hf.open_tensors(folder).items()}
+
+
 def folder_with(tmp_path, form: str, **changes) -> str:
-    """A copy of a golden folder; changes: of its quantization_config, "weights__…" of the weights of its group."""
+    """A copy of a golden folder with a changed quantization_config.
+
+    changes: of its keys, "group__…" of the keys of its group, "weights__…" of that group's weights.
+    """
     shutil.copytree(FOLDERS / form, tmp_path / "target")
     raw = config_of(form)
     for key, value in changes.items():
+        place, _, name = key.rpartition("__")
         part = raw["quantization_config"]
-        if key.startswith("weights__"):
-            part = part["config_groups"]["group_0"]["weights"]
-        part[key.removeprefix("weights__")] = value
+        if place:
+            group = part["config_groups"]["group_0"]
+            part = group if place == "group" else group["weights"]
+        part[name] = value
     (tmp_path / "target" / "config.json").write_text(json.dumps(raw))
     return str(tmp_path / "target")
 
@@ -90,6 +103,11 @@ def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_the_layers_
         ("pack_quantized", {"weights__num_bits": 4}, "weights.num_bits 4"),
         ("pack_quantized", {"weights__strategy": "group", "weights__group_size": 128}, "weights.strategy 'group'"),
         ("pack_quantized", {"weights__symmetric": False}, "weights.symmetric False"),
+        ("float_quantized", {"weights__strategy": "tensor"}, "weights.strategy 'tensor'"),
+        ("float_quantized", {"weights__block_structure": [64, 64]}, "weights.block_structure [64, 64]"),
+        ("float_quantized", {**BLOCK, "weights__block_structure": [64, 64]}, "weights.block_structure [64, 64]"),
+        ("int_quantized", BLOCK, "weights.strategy 'block'"),
+        ("int_quantized", {"format": "float-quantized"}, "weights.type 'int'"),
         ("float_quantized", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
         ("float_quantized", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
         ("float_quantized", {"config_groups": {"group_0": "all"}}, "config_groups.group_0 'all', expected an object"),
@@ -101,6 +119,41 @@ def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, fo
     message = str(error.value)
     assert named in message and "Qwen/Qwen3-8B-FP8" in message and "target.quantize=int8" in message
     assert "target/config.json has quantization_config." in message and len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", ["quantized/fp8", "moe/fp8"])
+def test_blocks_of_compressed_tensors_are_the_tiles_of_qwens_folders(tmp_path, form):
+    """Under other names, and with scales in bfloat16."""
+    raw, tensors = json.loads((GOLDEN / form / "config.json").read_text()), stored(GOLDEN / form)
+    for name in [name for name in tensors if name.endswith("_scale_inv")]:
+        tensors[name] = tensors[name].astype(jnp.bfloat16).astype(np.float32)
+    tiles = write_model(tmp_path / "tiles", raw, tensors)
+    for name in [name for name in tensors if name.endswith("_scale_inv")]:
+        tensors[name.removesuffix("_inv")] = tensors.pop(name).astype(jnp.bfloat16)
+    section = config_of("float_quantized")["quantization_config"]
+    section["ignore"] = ["lm_head", "re:.*mlp.gate$", *raw["quantization_config"].get("modules_to_not_convert", [])]
+    weights = section["config_groups"]["group_0"]["weights"]
+    weights |= {"strategy": "block", "block_structure": [128, 128]}
+    blocks = write_model(tmp_path / "blocks", raw | {"quantization_config": section}, tensors)
+    params = [load_target(folder, "float32")[1] for folder in (tiles, blocks)]
+    assert tiled(params[1]["layers_0"]["self_attn"]["q_proj"]["kernel"])
+    jax.tree.map(np.testing.assert_array_equal, *params)
+
+
+@pytest.mark.parametrize("form", ["float_quantized", "int_quantized"])
+def test_the_naive_format_stores_the_same(tmp_path, form):
+    folder = folder_with(tmp_path, form, format="naive-quantized", group__format="naive-quantized")
+    params = [load_target(each, "float32")[1] for each in (folder, FOLDERS / form)]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+
+
+@pytest.mark.parametrize("changes", [{"quantization": {"bits": 4}}, {"quantization_config": {"bits": 4}}])
+def test_a_quantized_mlx_folder_is_refused_as_one(tmp_path, changes):
+    folder = folder_with(tmp_path, "fp8")
+    raw = {key: value for key, value in config_of("fp8").items() if key != "quantization_config"} | changes
+    (tmp_path / "target" / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(DataError, match="config.json has quantization {'bits': 4}, as quantized MLX folders have"):
+        load_target(folder, "float32")
 
 
 @pytest.mark.parametrize("name", ["mlp.down_proj", "model.layers", "re:.*down_proj$"])
@@ -115,7 +168,7 @@ def test_modules_that_a_folder_leaves_floating_are_named_by_any_part_of_their_pa
 
 def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tmp_path):
     folder = folder_with(tmp_path, "fp8")
-    tensors = {name: stored.read() for name, stored in hf.open_tensors(FOLDERS / "fp8").items()}
+    tensors = stored(FOLDERS / "fp8")
     name = "model.layers.0.self_attn.q_proj.weight"  # of two tiles
     scale = tensors[f"{name}_scale_inv"]
     floating = dequantized({"q": tensors[name].T, "scale": scale.T}).T
@@ -128,6 +181,62 @@ def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tm
     save_file(tensors, f"{folder}/model.safetensors")
     with pytest.raises(DataError, match=f"1 missing(.|\n)*{name}_scale_inv"):
         load_target(folder, "float32")
+
+
+def fused_experts(tensors: dict) -> dict:
+    """All experts of a layer in one tensor, as transformers 5 has them in memory."""
+    fused = {}
+    for name, tensor in tensors.items():
+        layer, found, rest = name.partition(".experts.")
+        if not found:
+            fused[name] = tensor
+        elif rest.endswith("up_proj.weight"):
+            fused[f"{layer}.experts.gate_up_proj"] = np.stack([tensor, tensor])
+    return fused
+
+
+def with_quantized_matrices(tensors: dict, part: str) -> dict:
+    """The matrices whose names have this part in FP8, with a scale for each channel."""
+    small = dict(tensors)
+    for name in [name for name, tensor in tensors.items() if part in name and tensor.ndim == 2]:
+        matrix = quantize(jnp.asarray(tensors[name]).T, "float8_e4m3fn")
+        small |= {name: np.asarray(matrix["q"]).T.copy(), f"{name}_scale": np.asarray(matrix["scale"]).T.copy()}
+    return small
+
+
+def mlx_matrices(tensors: dict, part: str) -> dict:
+    """These matrices in four bits, as MLX names their parts."""
+    small = dict(tensors)
+    for name in [name for name, tensor in tensors.items() if part in name and tensor.ndim == 2]:
+        rows, module = len(tensors[name]), name.removesuffix(".weight")
+        small |= {name: np.zeros((rows, 8), np.uint32)}
+        small |= {f"{module}.{kind}": np.zeros((rows, 1), np.float32) for kind in ("scales", "biases")}
+    return small
+
+
+OTHER_WRITERS = {
+    "fused experts": ("moe/every_layer", fused_experts, "all experts of a layer are in one tensor"),
+    "a router": ("moe/every_layer", lambda part: with_quantized_matrices(part, "mlp.gate."), "the router .* quantized"),
+    "no key": ("untied_noshift/target", lambda part: with_quantized_matrices(part, "up_proj"), r"up_proj.* \(F8_E4M3"),
+    "MLX": ("untied_noshift/target", lambda part: mlx_matrices(part, "mlp"), "is a tensor of MLX"),
+    "a drafter": ("untied_noshift/drafter", lambda part: with_quantized_matrices(part, "mlp"), "quantized matrix"),
+    "MLX drafter": ("untied_noshift/drafter", lambda part: mlx_matrices(part, "self_attn"), "is a tensor of MLX"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_WRITERS)
+def test_tensors_of_other_writers_are_refused_by_what_they_are(tmp_path, case):
+    base, change, reason = OTHER_WRITERS[case]
+    raw = json.loads((GOLDEN / base / "config.json").read_text())
+    folder = write_model(tmp_path / "folder", raw, change(stored(GOLDEN / base)))
+    with pytest.raises(DataError, match=f"folder: .*{reason}") as error:
+        if "drafter" in base:
+            load_drafter(folder, read_target_config(GOLDEN / "untied_noshift" / "target"), "float32")
+        else:
+            load_target(folder, "float32")
+    assert len(str(error.value).splitlines()) == 1
+    if "experts" not in case:
+        assert ("draft_weights=int8" if "drafter" in case else "target.quantize=int8") in str(error.value)
 
 
 def test_a_folder_of_gguf_files_is_refused_with_the_forms_that_work(tmp_path):
