@@ -62,7 +62,8 @@ from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_ma
 def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the flags beside it.
     config = flags.config
-    rules.check(config, "decode")
+    made_up = flags.dry_run or config.decode.simulate_tau  # a drafter by its shapes
+    rules.check(config, "decode_dry_run" if made_up else "decode", flags.set_keys, flags.given)
     if flags.dry_run:
         return forecast_rounds.main(flags)
     check_flags(flags)

@@ -59,7 +59,7 @@ MEASURE = "measure"
 def main(flags: cli.Flags) -> None:
     # 1. The recipe, and what is compared.
     config = flags.config
-    rules.check(config, "evaluate")
+    rules.check(config, "evaluate", flags.set_keys, flags.given)
     paths = drafter_paths(flags)
     output = output_folder(flags.output)
     stated_seconds = read_seconds(flags.round_seconds)
@@ -156,7 +156,8 @@ def make_answers(config, settings: DecodeSettings, identity: Mapping[str, Any], 
             "there are no answers: give --answers=ROWS.jsonl of domino_jax.regenerate, or prompts for the target to"
             " answer with --config.eval.prompts=PROMPTS.jsonl."
         )
-    rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, config.data.skip_bad_rows)
+    limit, skip_bad = config.decode.num_prompts, config.data.skip_bad_rows
+    rows = read_file_rows(config.eval.prompts, limit, skip_bad, regenerate.refuse_unanswerable)
     origin = regenerate.origin_of(rows, identity, config.target.quantize, settings)
     files = regenerate.files_of(rows, output, origin)
     regenerate.answer_rows(config, rows, files, settings.change(batch_size=config.regenerate.batch_size))

@@ -28,6 +28,7 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import digest_rows, read_prompts
 from domino_jax.decoding.conversations import Answerer, converse, first_turn, output_row, queues, split_turns
 from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.requests import request_of
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.models import lower_to_drafter, refuse_other_head
 from domino_jax.method.pair import Pair
@@ -48,7 +49,7 @@ from domino_jax.weights.target import read_target_config
 
 def main(flags: cli.Flags) -> None:
     config = flags.config
-    rules.check(config, "regenerate")
+    rules.check(config, "regenerate", flags.set_keys)
     if flags.head and config.regenerate.use_drafter and config.drafter.path:
         refuse_other_head(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()
@@ -191,7 +192,8 @@ def first_turns(
     for row in rows:
         try:
             prompt = first_turn(row, len(prompts), codec)  # keyed by its place in the output
-            answerer.generator(len(prompt.token_ids)).check_prompt(prompt.token_ids, f"prompt {row['id']}")
+            generator = answerer.generator(len(prompt.token_ids))
+            generator.check_prompt(prompt.token_ids, f"prompt {row['id']}", prompt.request)
             prompts.append(prompt)
         except DataError as error:
             bad.add(error)
@@ -200,7 +202,8 @@ def first_turns(
 
 
 def refuse_unanswerable(row: Mapping[str, Any]) -> None:
-    """Refuses messages that no target can answer (split_turns)."""
+    """Refuses messages that no target can answer (split_turns), and sampling values out of range."""
+    request_of(row, 0)
     if "messages" in row:
         split_turns(row["messages"], f"prompt {row['id']}")
 

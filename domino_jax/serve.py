@@ -43,7 +43,7 @@ KEY = "DOMINO_API_KEY"
 def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the address: what is wrong with them is reported before anything is loaded.
     config = flags.config
-    rules.check(config, "serve")
+    rules.check(config, "serve", flags.set_keys)
     keep_compiled()
     settings = settings_of(flags)
     try:

@@ -8,6 +8,7 @@ from typing import Any
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.requests import request_of, with_defaults
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Pair
 from domino_jax.runtime.errors import DataError
@@ -41,13 +42,14 @@ class AnsweredPrompt:
 
 
 def first_turn(row: Mapping[str, Any], place: int, codec: TextCodec) -> Prompt:
-    """The row's first prompt; `place` among the rows keys its noise. Answers in the row are left out."""
+    """The row's first prompt, sampled as the row says; its `place` keys its noise. Answers in the row are left out."""
     later = []
     if "messages" in row:
         messages, *later = split_turns(row["messages"], f"prompt {row['id']}")
         row = {**row, "messages": messages}
     # An array has four bytes a token, a list nine times that, and a million first prompts are held at once.
-    return Prompt(row["id"], array("i", codec.encode(row)), place, row=row, later_turns=tuple(later))
+    ids = array("i", codec.encode(row))
+    return Prompt(row["id"], ids, request_of(row, place), row=row, later_turns=tuple(later))
 
 
 def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[dict]]:
@@ -83,9 +85,10 @@ class Answerer:
         self.seconds = 0.0  # spent generating so far, compilation left out
         self.generators: dict[bool, Generator] = {}  # with and without the drafter
 
-    def fits(self, prompt: Sequence[int]) -> bool:
+    def fits(self, prompt: Prompt) -> bool:
         """Whether there is room for an answer. A drafter makes no difference, because it must not change an answer."""
-        return len(prompt) <= self.generator(len(prompt)).limits.room(self.max_new_tokens)
+        length, most = len(prompt.token_ids), with_defaults(prompt.request, self.settings).max_new_tokens
+        return length <= self.generator(length).limits.room(most)
 
     def drafts(self, longest: int) -> bool:
         """Whether prompts of this length are drafted for: past its own positions a drafter is no help."""
@@ -148,7 +151,7 @@ def converse(
 def ask_next(turn: AnsweredPrompt, answerer: Answerer, codec: TextCodec) -> bool:
     """Goes on to the next turn; False, and nothing changed, when it does not fit."""
     prompt = turn.prompt.next_turn(codec.decode(turn.answer.token_ids), codec)
-    if not answerer.fits(prompt.token_ids):
+    if not answerer.fits(prompt):
         return False
     turn.earlier.append((turn.prompt.token_ids, turn.answer.token_ids))
     turn.prompt = prompt

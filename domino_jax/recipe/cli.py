@@ -101,6 +101,11 @@ class Flags:
     set_keys: frozenset[str] = frozenset()
 
     @property
+    def given(self) -> set[str]:
+        """The names of the other flags that the command line sets."""
+        return {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
+
+    @property
     def head(self) -> str | None:
         """drafter.head where the command line sets it: the head that a drafter's folder must then have."""
         return self.config.drafter.head if "drafter.head" in self.set_keys else None

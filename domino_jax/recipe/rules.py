@@ -12,44 +12,40 @@ from collections.abc import Collection
 from ml_collections import config_dict
 
 from domino_jax.decoding.settings import BASELINE, MODES, refused_mode
-from domino_jax.method.config import CURRICULUM
 from domino_jax.method.drafters import CONFIGS
-from domino_jax.method.losses import Loss
 from domino_jax.method.settings import Problem, TreeSettings
-from domino_jax.recipe.open_keys import decode_settings, loss_class, modes_of
+from domino_jax.recipe.open_keys import decode_settings, modes_of
+from domino_jax.recipe.readers import unread, unread_keys
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import walk
 
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
-# Keys that the loss of Domino alone reads, where it replaces the loss of a head.
-COMMON = ("dpace_alpha", *CURRICULUM)
-# Keys of the drafter and train sections that not all drafters read.
-READ_BY_SOME = frozenset(name for drafter in CONFIGS.values() for name in drafter.reads)
-# Values that ask for nothing: all others, in a recipe too, are refused where they are not read.
-OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.head_tokens": "text", "train.frozen_backbone": None}
 
 
-def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str] = ()) -> None:
-    """Refuse a recipe whose values are out of range or do not fit together.
+def check(
+    config: config_dict.ConfigDict, command: str, set_keys: Collection[str] = (), given: Collection[str] = ()
+) -> None:
+    """Refuse a recipe whose values are out of range, do not fit together or are not read.
 
     Args:
       config: the recipe with the command line's values in it.
-      command: train, dry_run (train without data), decode, regenerate, serve or evaluate; what only one of them reads
-        is required by that one alone.
-      set_keys: keys that the command line sets; such a key is refused where the drafter or its loss does not read it.
+      command: a key of readers.READS; what only one command reads is required by that one alone.
+      set_keys, given: the recipe's keys and the other flags that the command line sets.
     """
     for key, declared, value in walk(config):
         if change := declared.problem(value):
             require(config, False, key, change)
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if command in ("train", "dry_run"):  # the others take a drafter as it is
-        rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
-        rules += _start_rules(config)
+        rules += [*_window_rules(config.drafter), *_training_rules(config), *_start_rules(config)]
     if command == "train":
         rules += _data_rules(config)
-    for rule in rules:
+    unread_here = list(unread_keys(config, command, set_keys, given))
+    for rule in [*((False, entry.key, entry.why) for entry in unread_here if entry.refused), *rules]:
         require(config, *rule)
+    for entry in unread_here:
+        print(f"note: config.{entry.key} is not read here: {entry.why}.", flush=True)
     refuse(decode_settings(config.decode, config.drafter.head).problem())
     refuse(TreeSettings(**config.decode.tree).problem())
     if command == "train" and config.eval.final:
@@ -70,36 +66,6 @@ def refuse(problem: Problem | None) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- drafter, training
-
-
-def _unread_rules(config, set_keys: Collection[str]) -> list[Rule]:
-    """Keys that the command line sets, or that a recipe turns on, and neither the drafter nor its loss reads."""
-    head, train, rules = config.drafter.head, config.train, []
-    for key, _, value in walk(config):
-        if value != OFF[key] if key in OFF else key in set_keys:
-            why = unread(key, head, train.loss, train.dpace_alpha)
-            rules.append((why is None, key, why or ""))
-    return rules
-
-
-def unread(key: str, head: str, loss: str = "own", dpace_alpha: float | None = None) -> str | None:
-    """Why a training does not read a key of its recipe, as "train.gamma"; None where it does.
-
-    loss, dpace_alpha: of the train section.
-    """
-    drafter, (section, _, name) = CONFIGS[head], key.partition(".")
-    if section not in ("drafter", "train") or key in ("drafter.head", "drafter.path"):
-        return None
-    own_loss = loss_class(head, loss) is not Loss
-    read = drafter.reads if own_loss or drafter.loss is Loss else (*drafter.reads, *COMMON)
-    if own_loss and "loss" in read and name in COMMON and name not in read:
-        change = "leave it out, or set --config.train.loss=cross_entropy"
-        return f"drafter.head {head} has its own loss, which does not read it; {change}"
-    if (name not in read) if name in READ_BY_SOME else ("." in name and not name.startswith(f"{head}.")):
-        return f"drafter.head {head} does not read it; leave it out"
-    if name == "gamma" and dpace_alpha is not None:
-        return "train.dpace_alpha replaces the decay; leave one of the two out"
-    return None
 
 
 def _window_rules(drafter) -> list[Rule]:

@@ -105,6 +105,27 @@ def test_rows_hold_the_prompt_and_the_targets_answer_and_a_whole_file_is_left_al
     assert rows_file.read_bytes() == before
 
 
+def test_a_row_is_answered_with_the_sampling_values_that_it_carries(target, shared, tmp_path):
+    ids = CASES[0]["prompt"]
+    rows = [{"id": "short", "token_ids": ids, "max_new_tokens": 3}, {"id": "plain", "token_ids": ids}]
+    rows += [{"id": name, "token_ids": ids, "temperature": 5.0, "seed": 7} for name in ("warm", "again")]
+    answer_all(target, rows, tmp_path / "rows.jsonl", SETTINGS)
+    answers = {name: row["token_ids"][len(ids) :] for name, row in rows_of(tmp_path / "rows.jsonl").items()}
+    greedy = CASES[0]["output"]
+    assert (answers["short"], answers["plain"]) == (greedy[:3], greedy[:12])
+    assert answers["warm"] == answers["again"] != answers["plain"]  # the seed keys the noise, not the place
+
+
+@pytest.mark.parametrize(
+    "value", [{"temperature": -1}, {"top_p": "1"}, {"seed": 1.5}, {"max_new_tokens": True}], ids=str
+)
+def test_a_sampling_value_that_a_row_cannot_have_is_refused_with_its_line(tmp_path, capsys, value):
+    prompts = write_rows(tmp_path / "p.jsonl", [{"id": "a", "prompt": "x"}, {"id": "b", "prompt": "x", **value}])
+    argv = command(tmp_path, [1, 2], f"--prompts={prompts}")
+    assert run("regenerate", *argv) == 3
+    assert "prompt b" in capsys.readouterr().err
+
+
 def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file):
     whole = rows_file.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from domino_jax.decoding.conversations import Answerer
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import make_generator, random_models
@@ -41,4 +42,4 @@ def test_regenerated_prompts_past_a_drafters_positions_are_answered_without_it()
     answerer = Answerer(with_positions(100, 50), DecodeSettings(max_new_tokens=12, batch_size=2))
     assert answerer.generator(38).drafter is not None
     assert answerer.generator(39).drafter is None
-    assert answerer.fits([7] * 60)
+    assert answerer.fits(Prompt("p", [7] * 60, 0))

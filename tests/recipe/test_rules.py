@@ -130,8 +130,65 @@ def test_what_a_training_asks_for_does_not_concern_the_other_commands():
 def test_a_key_of_the_command_line_that_the_drafter_does_not_read_is_refused(head, key, value):
     changes = {"drafter.head": head, key: value}
     passes(changes)  # in a recipe file
-    passes(changes, "decode", {key})
     assert f"config.{key} is {value!r}: drafter.head {head}" in refusal(changes, set_keys={key, "train.steps"})
+
+
+READ = [
+    ("regenerate", ("seed", "regenerate.temperature", "decode.thinking", "data.skip_bad_rows", "target.quantize")),
+    ("evaluate", ("decode.temperature", "decode.seed", "decode.head_candidates", "eval.prompts", "drafter.path")),
+    ("decode", ("decode.tasks", "decode.tree.nodes", "decode.temperature", "eval.prompts", "drafter.head")),
+    ("serve", ("serve.batch_size", "decode.temperature", "decode.tree.beta", "decode.mesh.tensor")),
+    ("train", ("seed", "eval.every", "mesh.fsdp", "regenerate.batch_size", "decode.max_new_tokens")),
+]
+UNREAD = [
+    ("regenerate", "decode.temperature", "reads config.regenerate.temperature"),
+    ("regenerate", "decode.seed", "reads config.seed"),
+    ("regenerate", "decode.tasks", "leave it out"),
+    ("regenerate", "eval.num_prompts", "reads config.regenerate.num_prompts"),
+    ("evaluate", "decode.tasks", "leave it out"),
+    ("evaluate", "decode.modes", "leave it out"),
+    ("evaluate", "regenerate.max_new_tokens", "reads config.decode.max_new_tokens"),
+    ("evaluate", "eval.answers", "leave it out"),
+    ("evaluate", "seed", "reads config.decode.seed"),
+    ("decode", "train.steps", "leave it out"),
+    ("decode", "regenerate.temperature", "reads config.decode.temperature"),
+    ("decode", "drafter.block_size", "leave it out"),
+    ("decode", "mesh.data", "reads config.decode.mesh.data"),
+    ("serve", "decode.num_prompts", "leave it out"),
+    ("serve", "data.max_length", "leave it out"),
+    ("train", "serve.batch_size", "reads config.train.batch_size"),
+    ("train", "decode.tasks", "leave it out"),
+]
+NOTED = [
+    ("regenerate", "decode.cache_length", {}, "regenerate does not read it"),
+    ("regenerate", "decode.num_drafts", {}, "regenerate.use_drafter is False"),
+    ("serve", "decode.batch_size", {}, "serve does not read it"),
+    ("evaluate", "decode.num_drafts", {}, "evaluate does not read it"),
+    ("evaluate", "decode.temperature", {"answers"}, "those of --answers"),
+    ("decode", "eval.prompts", {"prompts"}, "other prompts are named"),
+    ("train", "decode.temperature", {}, "eval.final is False"),
+    ("train", "regenerate.temperature", {}, "data.regenerate is False"),
+    ("train", "drafter.path", {}, "train.start_from"),
+]
+
+
+@pytest.mark.parametrize(("command", "key", "change"), UNREAD)
+def test_a_key_of_the_command_line_that_the_command_does_not_read_is_refused(command, key, change, capsys):
+    passes({}, command)  # in a recipe file
+    message = refusal({}, command, {key})
+    assert message.startswith(f"config.{key} is ") and f"{command} does not read it" in message and change in message
+
+
+@pytest.mark.parametrize(("command", "keys"), READ)
+def test_a_key_that_the_command_reads_passes_without_a_note(command, keys, capsys):
+    passes({}, command, set(keys))
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "key", "given", "why"), NOTED)
+def test_a_key_on_which_no_text_depends_or_that_this_run_does_not_read_is_named(command, key, given, why, capsys):
+    rules.check(recipe(), command, {key}, given)
+    assert f"note: config.{key} is not read here: {why}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_key_of_its_own_section_is_read():
