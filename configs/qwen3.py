@@ -160,7 +160,6 @@ def _decode() -> Section:
         # What mode tree drafts (docs/decoding.md).
         tree=section(**keys_of(TreeSettings)),
         tasks=Key((), of=str),  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
-        compare=Key((), of=str),  # drafter folders, all of them measured in one run and put into one table
         mesh=section(
             data=Key(1, least=-1),  # devices that share the rows of a batch; -1 is the rest
             tensor=Key(1, least=-1),  # devices that share heads, feed-forward and vocabulary

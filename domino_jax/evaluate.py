@@ -25,12 +25,11 @@ from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
+from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
-from domino_jax.evals.compare import drafter_names
-from domino_jax.evals.evaluation import build_evaluation, console_evaluation, write_evaluation
+from domino_jax.evals.evaluation import build_evaluation, console_evaluation, drafter_names, write_evaluation
 from domino_jax.evals.models import lower_to_drafter, refuse_other_head
-from domino_jax.evals.predicted import decoded_answers
 from domino_jax.evals.prompts import prepare_prompts
 from domino_jax.evals.report import output_folder, read_report
 from domino_jax.evals.round_times import round_seconds
@@ -71,7 +70,7 @@ def main(flags: cli.Flags) -> None:
 
     # 3. The devices, and the answers, made by the target where none are given.
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
-    real = {"simulate_tau": 0.0, "parity": "near_tie", "concurrency": (), "ignore_eos": False}
+    real = {"parity": "near_tie", "concurrency": (), "ignore_eos": False}
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
     use_exact_matmuls(settings.dtype)
     loader = loader_of(flags, settings)
@@ -128,7 +127,7 @@ def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
         raise DominoError("no drafter is named: give --drafters=DIR,DIR or --config.drafter.path=DIR.")
     for folder in paths:
         refuse_other_head(stored_head(folder), flags.head, folder)
-    drafter_names(paths, "--drafters")
+    drafter_names(paths)
     return paths
 
 
@@ -181,8 +180,6 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnsw
     report = read_report(folder)
     if report is None:
         raise DataError(f"{folder} holds no finished decoding; name a folder of `decode`, or a file of `regenerate`.")
-    if report["simulated"]:
-        raise DataError(f"{folder} holds a simulated decoding, whose text is no answer; decode without simulate_tau.")
     settings, prompts = report["settings"], report["prompts"]
     source = PromptSource(prompts["source"], prompts["text"], prompts["limit"], tuple(prompts["tasks"]))
     codec = TextCodec(loaded.tokenizer, settings["thinking"])
@@ -192,10 +189,13 @@ def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnsw
             f"{prompts['source']} has other prompts than {folder} answered; bring them back, or decode them again."
         )
     decoding = DecodeSettings().change(**{name: settings[name] for name in ("seed", *SAMPLING_VALUES)})
-    generations = (row for _, row in read_jsonl(folder / GENERATIONS))
+    prompts = {prompt.answer_id: prompt for prompt in prepare_prompts(rows, codec)}
     answers: dict[str, TargetAnswer] = {}
-    for answer in decoded_answers(generations, prepare_prompts(rows, codec), decoding).values():
-        answers.setdefault(answer.id, answer)
+    for _, row in read_jsonl(folder / GENERATIONS):
+        if row["id"] in prompts and row["id"] not in answers:
+            prompt = prompts[row["id"]]
+            request = with_defaults(prompt.request, decoding)
+            answers[row["id"]] = TargetAnswer(row["id"], prompt.token_ids, row["token_ids"], request, prompt.task)
     return list(answers.values())
 
 

@@ -1,4 +1,5 @@
-"""Milliseconds of the parts of decoding at a model shape, with random weights and a forced acceptance length.
+"""Milliseconds of the parts of decoding at a model shape, with random weights: what a round costs does not depend
+on the drafts that it accepts.
 
     python -m benchmarks.device.decode_latency --size=8b --output=8b.json      # a GPU or TPU
     python -m benchmarks.device.decode_latency --small                         # a test of the command, on any CPU
@@ -132,7 +133,6 @@ def measure(choices: argparse.Namespace) -> dict:
         cache_length=choices.slots,
         smallest_cache=choices.slots,
         max_new_tokens=choices.slots // 4,
-        simulate_tau=choices.tau,
         drafting=DraftSettings(head_candidates=choices.candidates),
     )
     generator = new_generator(models, settings)
@@ -184,7 +184,6 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="8b", help="small, tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--tau", type=float, default=7.17, help="acceptance length to force")
     numbers = (("slots", 4096), ("layers", 5), ("repeats", 7), ("copy-megabytes", 1024))
     for name, default in numbers:
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -181,7 +181,7 @@ def steps_and_rounds(scale: Scale, cases: dict[str, tuple[Pair, int, int]]) -> d
     """cases: name → (models, rows, slots)."""
     most = max(slots for _, _, slots in cases.values())
     drafting = DraftSettings(head_candidates=CANDIDATES[0])
-    settings = DecodeSettings(cache_length=most, max_new_tokens=16, simulate_tau=TAUS[-1], drafting=drafting)
+    settings = DecodeSettings(cache_length=most, max_new_tokens=16, drafting=drafting)
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches, must = {"copy": copy}, {}
     for name, (models, rows, slots) in cases.items():
@@ -233,7 +233,7 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches = {"copy": copy}
     for name, (models, drafting) in forms.items():
-        shape = {"cache_length": slots, "max_new_tokens": 16, "simulate_tau": TAUS[-1]}
+        shape = {"cache_length": slots, "max_new_tokens": 16}
         generator = new_generator(models, DecodeSettings(**shape, drafting=drafting))
         state = state_of(models, generator, 1, slots, max(1, slots - CHAIN - 1))
         stopwatches[name] = round_stopwatch(models, generator, endless(state), DOMINO)

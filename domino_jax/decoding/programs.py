@@ -79,9 +79,8 @@ class Programs:
             width = self.drafting(mode).width(self.drafter) + 1 if settings.fixed_shape else None
             round_ = functools.partial(autoregressive_round, sampling=settings.sampling, fixed_width=width)
         else:
-            choices = {"isolated": settings.fixed_shape, "simulate_tau": settings.simulate_tau}
-            drafting = self.drafting(mode, drafts)
-            round_ = functools.partial(speculative_round, sampling=settings.sampling, settings=drafting, **choices)
+            choices = {"settings": self.drafting(mode, drafts), "isolated": settings.fixed_shape}
+            round_ = functools.partial(speculative_round, sampling=settings.sampling, **choices)
         return functools.partial(run_rounds, round_)
 
     def drafting(self, mode: str, drafts: int | None = None) -> DraftSettings:

@@ -85,11 +85,9 @@ class DecodeSettings:
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     parity: str = key("near_tie", choices=("near_tie", "fixed_shape"))
     # fixed: every round verifies num_drafts. adaptive: each dispatch chooses among `widths` and these, by what was
-    # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. serve, regenerate and
-    # decode --interactive are adaptive unless the command line sets this key.
+    # accepted and how long rounds took; in fixed shape it is fixed. serve, regenerate and decode --interactive are
+    # adaptive unless the command line sets this key.
     width: str = key("fixed", choices=("fixed", "adaptive"))
-    # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
-    simulate_tau: float = key(0.0, least=0, below=math.inf)
     ignore_eos: bool = key(False)  # every answer has max_new_tokens
     thinking: bool = key(False)  # for the chat template, of prompts and of training rows
     concurrency: tuple[int, ...] = key((), of=int, least=1)  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
@@ -115,7 +113,7 @@ class DecodeSettings:
     @property
     def adaptive(self) -> bool:
         """Whether dispatches choose their width."""
-        return self.width == "adaptive" and not self.fixed_shape and not self.simulate_tau
+        return self.width == "adaptive" and not self.fixed_shape
 
     def drafting_of(self, mode: str, config: "DrafterConfig", drafts: int | None = None) -> DraftSettings:
         """How rounds of a mode draft: as the settings say when `drafts` is None. A tree has all of its drafts or 0."""
@@ -135,7 +133,7 @@ class DecodeSettings:
 
     def problem(self) -> Problem | None:
         """The first value, or pair of values, that no models can be decoded with; None if all are fine."""
-        tau, tree, new = self.simulate_tau, self.drafting.tree, self.max_new_tokens
+        tree, new = self.drafting.tree, self.max_new_tokens
         nodes = tree.nodes if tree else 0
         held = f"max_new_tokens {new}" + (f" and the {nodes} nodes of a tree" if tree else "")
         fixed = "it gives plain decoding the width of a draft, and none of modes drafts; add one that does"
@@ -150,7 +148,6 @@ class DecodeSettings:
             ("cache_length", self.cache_length > new + nodes, f"it holds the prompt, {held}; raise it, or lower these"),
             ("parity", drafts or not self.fixed_shape, fixed),
             ("parity", not (tree and self.fixed_shape), chains),
-            ("simulate_tau", tau == 0 or tau >= 1, "0 is off; a round emits 1 token or more"),
         )
         return problem or self.sampling.problem() or self.drafting.problem()
 

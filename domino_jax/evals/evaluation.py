@@ -7,12 +7,12 @@ from typing import Any
 
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speedups
-from domino_jax.evals.compare import drafter_names
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, draw_lines, save
 from domino_jax.evals.report import PLOTS, print_tables, report_header
 from domino_jax.evals.tables import NOTHING, brackets, fmt, target_name
 from domino_jax.method.exact import Accepted
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.json_files import write_json
 
@@ -55,6 +55,18 @@ def build_evaluation(
     }
 
 
+def drafter_names(paths: Sequence[str]) -> list[str]:
+    """A short name for each folder of a drafter: its last part, with earlier ones where two have the same one.
+    DominoError where a folder is named twice."""
+    folders = [Path(path).expanduser().resolve() for path in paths]
+    different = {folder.parent if folder.name == "export" else folder for folder in folders}  # a run is its export
+    for depth in range(1, 20):
+        names = ["-".join(folder.parts[1:][-depth:]) for folder in folders]
+        if len(set(names)) == len(different) == len(paths):
+            return names
+    raise DominoError(f"--drafters names a folder twice: {', '.join(paths)}; name each once.")
+
+
 def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Writes plots/, evaluation.html and, last, evaluation.json, each whole or not at all."""
     answers, shown = evaluation["answers"], with_short_names(evaluation)
@@ -78,7 +90,7 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
 def with_short_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """The same for tables and plots, in which a drafter has the last part of its path for a name."""
     paths = list(evaluation["drafters"])
-    names = dict(zip(paths, drafter_names(paths, "--drafters"), strict=True))
+    names = dict(zip(paths, drafter_names(paths), strict=True))
     drafters = {names[path]: figures for path, figures in evaluation["drafters"].items()}
     pairs = [{**pair, "drafters": [names[path] for path in pair["drafters"]]} for pair in evaluation["pairs"]]
     return {**evaluation, "drafters": drafters, "pairs": pairs}

@@ -8,11 +8,12 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from domino_jax.evals.report import versions
-from domino_jax.evals.tables import fmt, width_note
+from domino_jax.evals.tables import rows_of, width_note
 from domino_jax.method.drafters import AnyConfig
 from domino_jax.weights import formats
 
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
+MEASURED = ("τ pooled", "τ per prompt", "speed-up", "outputs identical")  # rows of the card's table
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -47,7 +48,7 @@ def model_card(
         place="pack" if recipe["data"]["layout"] == "pack" else "row",
         source=Path(recipe["data"]["train"]).name,
         settings={key: public_value(value) for key, value in settings.items() if value is not None},
-        modes=mode_rows(report) if report else [],
+        figures=rows_of(report, spread=False, labels=MEASURED) if report else [],
         width=width_note(report) if report and report["drafter"] else "",
         sglang_refusal=config.server_refusals()[0],
         vllm_refusal=config.server_refusals()[1],
@@ -68,10 +69,3 @@ def public_value(value: Any) -> Any:
 def public_name(path: str) -> str:
     """A hub id, or the last part of a path: local folders and buckets are not published."""
     return formats.hub_id(path) or Path(path).name
-
-
-def mode_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Mode, τ pooled and per prompt, and speed-up of the modes that draft, from the run's final decoding."""
-    keys = ("tau_pooled", "tau_per_prompt", "speedup")
-    drafting = {mode: figures for mode, figures in report["modes"].items() if figures["tau_pooled"] is not None}
-    return [[mode, *(fmt(figures[key], ".2f") for key in keys)] for mode, figures in drafting.items()]

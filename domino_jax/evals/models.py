@@ -1,4 +1,4 @@
-"""From a recipe's paths to models that decode: on a mesh, or with random weights."""
+"""From a recipe's paths to models that decode, on one device or on a mesh."""
 
 import contextlib
 import dataclasses
@@ -11,11 +11,9 @@ from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refuse
 from domino_jax.method.drafters import CONFIGS, AnyConfig
 from domino_jax.method.pair import Pair
 from domino_jax.models import sharding
-from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.loading import LoadedTarget, load_models, with_window
-from domino_jax.weights.random_weights import random_drafter, target_or_random
+from domino_jax.weights.loading import LoadedTarget, load_models, load_target
 from domino_jax.weights.target import read_target_config
 
 
@@ -77,16 +75,6 @@ def refuse_other_head(head: str, named: str | None, path: str) -> None:
         )
 
 
-def check_simulation(settings: DecodeSettings, drafter: AnyConfig) -> None:
-    """Refuses a simulate_tau above what a round can emit: the report would state a figure that was not forced."""
-    for mode, most in settings.round_widths(drafter).items():
-        if settings.simulate_tau > most:
-            raise DominoError(
-                f"decode.simulate_tau is {settings.simulate_tau:g}, but a round of {most - 1} drafts emits"
-                f" {most} tokens at most ({mode}); lower it, or draft more."
-            )
-
-
 def lower_to_drafter(
     settings: DecodeSettings, drafter: AnyConfig, report: Callable[[str], None] = say
 ) -> DecodeSettings:
@@ -109,7 +97,6 @@ def lower_to_drafter(
         reason = f"{tree.lanes} lanes of depth {deepest} and the anchor are {tree.lanes * deepest + 1}"
         nodes = at_most("decode.tree.nodes", tree.nodes, tree.lanes * deepest + 1, reason)
         settings = settings.change(tree=dataclasses.replace(tree, nodes=nodes))
-    check_simulation(settings, drafter)
     return settings
 
 
@@ -118,14 +105,12 @@ class Loader:
     """Reads targets and drafters as the settings describe them.
 
     target_path: a folder or hub id.  mesh: where the weights go, this process' first device when None.
-    made_up: target config → a drafter's, for simulated runs without a drafter's folder.
     head: which a drafter's folder must have; None: any.  quantize: of the target (loading.load_target).
     """
 
     target_path: str
     settings: DecodeSettings
     mesh: Mesh | None
-    made_up: Callable[[Qwen3Config], AnyConfig]
     head: str | None = None
     quantize: str | None = None
 
@@ -134,27 +119,15 @@ class Loader:
         return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
 
     def target(self) -> LoadedTarget:
-        simulated = self.settings.simulate_tau > 0
-        return target_or_random(self.target_path, self.settings.dtype, self._place(), self.quantize, simulated)
+        return load_target(self.target_path, self.settings.dtype, self._place(), self.quantize)
 
     def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Pair:
         """The target with the drafter that `modes` need."""
-        place = self._place()
         if not needs_drafter(modes):
             return load_models(loaded, None)
-        drafting = self.settings.drafting
-        if self.settings.simulate_tau and not drafter_path:
-            if drafting.draft_vocab:
-                raise DominoError(
-                    f"decode.draft_vocab is {drafting.draft_vocab}, but a drafter that simulate_tau makes up has all"
-                    " tokens; name one in config.drafter.path, or set draft_vocab to 0."
-                )
-            config = with_window(self.made_up(loaded.model.config), drafting)
-            models = random_drafter(loaded, config, place, drafting)
-        else:
-            path = named_drafter(drafter_path, modes)
-            models = load_models(loaded, path, place, drafting)
-            refuse_other_head(models.drafter.config.head, self.head, path)
+        path = named_drafter(drafter_path, modes)
+        models = load_models(loaded, path, self._place(), self.settings.drafting)
+        refuse_other_head(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models
 

@@ -20,7 +20,7 @@ def render_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str
         pictures: PNG by file name.
     """
     return page_of(
-        heading="Decoding report" + (" (simulated)" if report["simulated"] else ""),
+        heading="Decoding report",
         facts=tables.origins(report),
         versions=report["versions"],
         title=tables.title(report),

@@ -37,10 +37,7 @@ def write_plots(folder: os.PathLike, report: Mapping[str, Any]) -> list[str]:
     modes = {mode: figures for mode, figures in report["modes"].items() if figures["accept_histogram"]}
     if not modes:
         return []
-    picture = _histogram(modes)
-    if report["simulated"]:
-        picture.suptitle(f"SIMULATED acceptance, τ forced to {report['simulated']:g}", color="#D55E00")
-    return save(folder, {"accept_lengths.png": picture})
+    return save(folder, {"accept_lengths.png": _histogram(modes)})
 
 
 def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:

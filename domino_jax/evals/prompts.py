@@ -38,16 +38,16 @@ def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list
 
 
 def prompts_with_room(
-    generators: Sequence[Generator], prompts: Sequence[Prompt], codec: TextCodec, skip_bad: bool
+    generator: Generator, prompts: Sequence[Prompt], codec: TextCodec, skip_bad: bool
 ) -> list[Prompt]:
-    """The prompts that all generators have room for; others are refused together, or with skip_bad left out.
+    """The prompts that the generator has room for; others are refused together, or with skip_bad left out.
 
     The longest possible conversation has to fit: every answer has max_new_tokens.
     """
     fitting, bad = [], BadRows()
     for prompt in prompts:
         try:
-            _check_prompt(generators, prompt, codec)
+            _check_prompt(generator, prompt, codec)
             fitting.append(prompt)
         except DataError as error:
             bad.add(error)
@@ -55,22 +55,19 @@ def prompts_with_room(
     return fitting
 
 
-def _check_prompt(generators: Sequence[Generator], prompt: Prompt, codec: TextCodec) -> None:
+def _check_prompt(generator: Generator, prompt: Prompt, codec: TextCodec) -> None:
     where = f"prompt {prompt.id}"
-    for generator in generators:
-        generator.check_prompt(prompt.token_ids, where, prompt.request)
+    generator.check_prompt(prompt.token_ids, where, prompt.request)
     if not prompt.later_turns:
         return
-    turns, last = prompt.turns_left, prompt
+    turns, last, limits = prompt.turns_left, prompt, generator.limits
     while last.later_turns:
         last = last.next_turn("", codec)
-    tokens = len(last.token_ids)
-    for limits in (generator.limits for generator in generators):
-        most, slots = limits.settings.max_new_tokens, limits.settings.cache_length
-        limits.check_positions(tokens, turns * most, f"{where}, of {turns} turns,")
-        longest = tokens + turns * most + limits.block_rows
-        if longest > slots:
-            raise DataError(
-                f"{where} has {turns} turns, which may need {longest} cache rows with {most} new tokens each, but"
-                f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
-            )
+    tokens, most, slots = len(last.token_ids), limits.settings.max_new_tokens, limits.settings.cache_length
+    limits.check_positions(tokens, turns * most, f"{where}, of {turns} turns,")
+    longest = tokens + turns * most + limits.block_rows
+    if longest > slots:
+        raise DataError(
+            f"{where} has {turns} turns, which may need {longest} cache rows with {most} new tokens each, but"
+            f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
+        )

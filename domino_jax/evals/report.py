@@ -20,12 +20,9 @@ import rich.text
 from etils import epath
 
 import domino_jax
-from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.bootstrap import LEVEL, RESAMPLES, SEED
-from domino_jax.evals.lanes import ModeRun
+from domino_jax.evals.mode_run import ModeRun, averages, figures_of
 from domino_jax.evals.page import render_page
-from domino_jax.evals.run_info import RunInfo
-from domino_jax.evals.summary import averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import notes_of, rows_of, title
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
@@ -38,58 +35,45 @@ PAGE = "report.html"
 PLOTS = "plots"
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
-SPLIT = ("draft", "head", "verify", "other", "round", "commit")
 LONGEST = 1_000  # columns of a table; a narrower terminal breaks its lines
-FORMAT = 3  # of report.json and compare.json; a file of another one is refused
+FORMAT = 4  # of report.json; a file of another one is refused
 
 
 def build_report(
+    sections: Mapping[str, Any],
     runs: Mapping[str, ModeRun],
-    info: RunInfo,
-    *,
-    tasks: Mapping[str, Mapping[str, ModeRun]] | None = None,
-    split: Mapping[str, Mapping[str, float]],
-    concurrency: Mapping[str, Any] | None = None,
+    tasks: Mapping[str, Mapping[str, ModeRun]],
+    concurrency: Mapping[str, Any],
+    times: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The report of one run; JSON values only.
 
     Args:
-        runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
-        split: of round_times.round_split.  concurrency: figures by batch size (measure.py).
+        sections: of RunInfo.as_json.  runs: by mode, the sums over all answers.  tasks: the same by task, if any.
+        concurrency: figures by batch size and mode.  times: by mode, of Runner.time_rounds.
     """
-    batch_size = info.settings.batch_size
-    modes = figures_of(runs, info)
-    step_seconds = split[BASELINE]["round"] if BASELINE in split else None
-    for mode, figures in modes.items():
-        timed = split[mode] if mode in split and mode != BASELINE else None
-        figures["time_split"] = timed and {
-            "unit": "milliseconds per round",
-            **{name: timed[name] * 1e3 if name in timed else None for name in SPLIT},
-            "step": None if step_seconds is None else step_seconds * 1e3,
-            "drafts": info.drafts_per_round[mode],
-        }
-        figures["break_even_tau"] = timed and ratio(timed["round"], step_seconds)
-    by_task = {}
-    for name, task_runs in (tasks or {}).items():
-        by_task[name] = figures_of(task_runs, info)
-        for mode, identical in identical_outputs(task_runs).items():
-            by_task[name][mode]["identical"] = identical
-    over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
+    widths, untimed = sections["round_widths"], {"time_split": None, "break_even_tau": None}
+    modes = {
+        mode: {**figures, **(times[mode] if mode in times else untimed)}
+        for mode, figures in figures_of(runs, widths).items()
+    }
+    by_task = {name: figures_of(task_runs, widths) for name, task_runs in tasks.items()}
+    over = "answers, and for rates "
+    over += "prompts" if sections["batch_size"] == 1 else "groups of prompts that ran together"
     return {
         **report_header(FORMAT),
-        **info.as_json(),
-        "batch_size": batch_size,
+        **sections,
         "modes": modes,
-        "identical_outputs": identical_outputs(runs),
+        "identical_outputs": {mode: figures["identical"] for mode, figures in modes.items() if figures["identical"]},
         "tasks": by_task,
         "average": averages(by_task),
-        "concurrency": dict(concurrency or {}),
+        "concurrency": dict(concurrency),
         "interval_of": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, "over": over},
     }
 
 
 def report_header(format: int) -> dict[str, Any]:
-    """What every report begins with."""
+    """The first fields of every report."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"format": format, "date": date, "versions": versions(), "device": device()}
 
@@ -115,7 +99,7 @@ def device() -> str:
 
 
 def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
-    """Writes plots/, report.html and, last, report.json, with which a folder is finished; each whole or not at all."""
+    """Writes plots/, report.html and, last, report.json, each whole or not at all."""
     from domino_jax.evals.plots import write_plots  # here: a decoding at the terminal needs no matplotlib
 
     folder = Path(folder)
@@ -125,10 +109,10 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     write_json(folder / REPORT, report)
 
 
-def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:
+def read_report(folder: str | os.PathLike) -> dict[str, Any] | None:
     """The report of a finished run, None when there is none. DataError: it is damaged; DominoError: of refuse_file."""
     refuse_file(epath.Path(folder))
-    path = epath.Path(folder) / name
+    path = epath.Path(folder) / REPORT
     if not path.is_file():
         return None
     report = read_json(path)

@@ -1,26 +1,108 @@
-"""Prompts through lanes (modes, drafters), group by group, into files and sums.
+"""A measured run: prompts in every mode, group by group, into files, sums and the report.
 
-A group is what runs together before the next lane runs: one prompt at batch size 1, else four batches, so that rows
+A group is what runs together before the next mode runs: one prompt at batch size 1, else four batches, so that rows
 which end early are replaced for most of it. Only sums, a few numbers per answer and the prompts are held, so memory
 does not grow with what is generated.
 """
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
+
 from domino_jax.data.chat import TextCodec
-from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.generate import Clock, Generation, Generator, new_generator
 from domino_jax.decoding.prompts import Prompt
-from domino_jax.decoding.settings import BASELINE
-from domino_jax.evals.lanes import Lane, ModeRun, add_clock, baseline_of
+from domino_jax.decoding.settings import BASELINE, DecodeSettings
+from domino_jax.evals.mode_run import ModeRun, add_clock, figures_of, ratio
 from domino_jax.evals.near_ties import Divergence, divergences
+from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.round_times import round_split
 from domino_jax.evals.run_files import RunFiles, generation_row, read_generation
+from domino_jax.evals.run_info import RunInfo
+from domino_jax.method.pair import Pair
+from domino_jax.runtime import distributed
+from domino_jax.runtime.agreement import from_primary, refuse_differences
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.progress import Progress
+from domino_jax.weights.loading import LoadedTarget
 
 BATCHES_IN_A_GROUP = 4
+SPLIT = ("draft", "head", "verify", "other", "round", "commit")
+
+
+def decode_prompts(
+    target: LoadedTarget,
+    models: Pair,
+    settings: DecodeSettings,
+    prompts: Sequence[Prompt],
+    info: RunInfo,
+    output: Path,
+    restart: bool = False,
+) -> dict[str, Any]:
+    """Decodes prompts in every mode into the folder `output` and returns the report.
+
+    Args:
+        target: for its tokenizer and stop ids; the weights that run are those of `models`.
+        settings: in effect, which fit the drafter.  prompts: for which there is room (prompts_with_room).
+        restart: begin from scratch where `output` holds a decoding of something else, instead of refusing it.
+    """
+    if (most := max(settings.concurrency, default=0)) > len(prompts):
+        raise DominoError(
+            f"decode.concurrency has {most}, but there are {len(prompts)} prompts, which would be fewer rows; decode"
+            " more prompts, or lower it."
+        )
+    if not distributed.is_primary():  # takes part in every computation, and writes to a folder that is not kept
+        output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
+    refuse_differences({"what is decoded": info.origin()})
+    sections = info.as_json(target, models, settings, len(prompts))
+    generator, codec = new_generator(models, settings, target.stop_ids), TextCodec(target.tokenizer, settings.thinking)
+    runner = Runner(models, generator, codec)
+    with RunFiles(output, info.origin(), restart) as files:
+        refuse_continuation(files)
+        measured = runner.run(prompts, files)
+        concurrency = measure_concurrency(runner, target.stop_ids, prompts, files, sections["round_widths"])
+    report = build_report(sections, measured.runs, measured.tasks, concurrency, runner.time_rounds(prompts))
+    write_report(output, report)
+    return report
+
+
+def refuse_continuation(files: RunFiles) -> None:
+    """Several processes run the same groups, and only process 0 could know which ones an earlier start did."""
+    if from_primary(lambda: bool(files.records)) and jax.process_count() > 1:
+        raise DominoError(
+            "--output holds a decoding, and a run of several processes cannot continue it: choose another --output, or"
+            " continue it with one process."
+        )
+
+
+def measure_concurrency(
+    runner: "Runner",
+    stop_ids: Sequence[int],
+    prompts: Sequence[Prompt],
+    files: RunFiles,
+    widths: Mapping[str, int],
+) -> dict[str, dict[str, Any]]:
+    """By each batch size of decode.concurrency, the figures of every mode. widths: of figures_of.
+
+    First turns only. A size that `files` already holds is not measured again.
+    """
+    first_turns = [dataclasses.replace(prompt, later_turns=(), task=None) for prompt in prompts]
+    done = {record["concurrency"]: record["modes"] for record in files.records if "concurrency" in record}
+    settings = runner.generator.settings
+    for size in settings.concurrency:
+        if size not in done:
+            resized = runner
+            if size != settings.batch_size:  # else nothing has to be compiled again
+                generator = new_generator(runner.models, settings.change(batch_size=size), stop_ids)
+                resized = dataclasses.replace(runner, generator=generator)
+            done[size] = figures_of(resized.run(first_turns).runs, widths)
+            files.append({"concurrency": size, "modes": done[size]}, [])
+    return {str(size): done[size] for size in settings.concurrency}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,32 +122,6 @@ class Group:
         return sum(prompt.turns_left for prompt in self.prompts)
 
 
-@dataclasses.dataclass
-class Measured:
-    """Sums by lane name: of all prompts, and of each task where prompts have one; figures by batch size."""
-
-    runs: dict[str, ModeRun]
-    tasks: dict[str, dict[str, ModeRun]] = dataclasses.field(default_factory=dict)
-    concurrency: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def add(self, lanes: Sequence[Lane], record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
-        """Counts a finished group: its record in progress.jsonl and its rows of generations.jsonl."""
-        names = {(lane.drafter, lane.mode): lane.name for lane in lanes}
-        answers: dict[str, list[Generation]] = {lane.name: [] for lane in lanes}
-        for line in lines:
-            answers[names[line.get("drafter"), line["mode"]]].append(read_generation(line))
-        sums = [self.runs]
-        if record["task"] is not None:
-            sums.append(self.tasks.setdefault(record["task"], {name: ModeRun() for name in self.runs}))
-        for runs in sums:
-            for name, run in runs.items():
-                figures = record["lanes"][name]
-                run.add(answers[name])
-                run.add_group(Clock(**figures["clock"]))
-                if figures["divergences"] is not None:
-                    run.add_comparison(len(answers[name]), figures["divergences"])
-
-
 def plan_groups(prompts: Sequence[Prompt], batch_size: int) -> list[Group]:
     """Groups in the order of the prompts; none holds prompts of two tasks."""
     size = BATCHES_IN_A_GROUP * batch_size if batch_size > 1 else 1
@@ -77,74 +133,120 @@ def plan_groups(prompts: Sequence[Prompt], batch_size: int) -> list[Group]:
     return groups
 
 
-def run_lanes(
-    lanes: Sequence[Lane],
-    prompts: Sequence[Prompt],
-    codec: TextCodec,
-    batch_size: int,
-    files: RunFiles | None,
-    simulated: bool = False,
-) -> Measured:
-    """All prompts through all lanes; groups that `files` holds from earlier starts are counted and not run again.
+class Measured:
+    """Sums by mode, of all prompts and of each task where prompts have one."""
 
-    simulated: outputs are forced and not the target's, so none is compared.
-    """
-    measured = Measured({lane.name: ModeRun() for lane in lanes})
-    groups, done = plan_groups(prompts, batch_size), 0
-    for record, lines in files.replay() if files else ():
-        if "group" in record:
-            measured.add(lanes, record, lines)
-            done += 1
-    total, before = (sum(group.turns for group in some) * len(lanes) for some in (groups, groups[:done]))
-    with Progress(f"decode, {batch_size} at a time", total=total, done=before) as progress:
-        for group in groups[done:]:
-            record, lines = decode_group(lanes, group, codec, simulated)
-            if files:
-                files.append(record, lines)
-            measured.add(lanes, record, lines)
-            progress.advance(group.turns * len(lanes), group.task or "")
-    return measured
+    def __init__(self, modes: Sequence[str]):
+        self.runs = {mode: ModeRun() for mode in modes}
+        self.tasks: dict[str, dict[str, ModeRun]] = {}
+
+    def add(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Counts a group: its record in progress.jsonl and its rows of generations.jsonl."""
+        answers: dict[str, list[Generation]] = {mode: [] for mode in self.runs}
+        for row in rows:
+            answers[row["mode"]].append(read_generation(row))
+        sums = [self.runs]
+        if record["task"] is not None:
+            sums.append(self.tasks.setdefault(record["task"], {mode: ModeRun() for mode in self.runs}))
+        for runs in sums:
+            for mode, run in runs.items():
+                figures = record["modes"][mode]
+                run.add(answers[mode], Clock(**figures["clock"]), figures["divergences"])
 
 
-def decode_group(
-    lanes: Sequence[Lane], group: Group, codec: TextCodec, simulated: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One group through all lanes, turn by turn: its record and its rows of generations.jsonl.
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """Decodes groups of prompts in the modes of the generator's settings, which alternate."""
 
-    The history of a later turn holds the baseline's answer, or the first lane's. The group's number determines the
-    first lane: with a rotating start a noisy machine disturbs all lanes alike.
-    """
-    baseline, first = baseline_of(lanes), group.number % len(lanes)
-    compared = [lane for lane in lanes if baseline and lane is not baseline and not simulated]
-    figures = {lane.name: {"clock": Clock(), "divergences": None} for lane in lanes}
-    figures |= {lane.name: {**figures[lane.name], "divergences": []} for lane in compared}
-    lines, turns = [], list(enumerate(group.prompts, group.first))
-    while turns:
-        prompts = [prompt for _, prompt in turns]
-        ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
-        answers = {}
-        for lane in (*lanes[first:], *lanes[:first]):
-            answers[lane.name], clock = lane.generator.generate(lane.models, ids, lane.mode, requests)
-            while clock.compile_seconds:  # again, so that no rate includes a first-run cost
-                figures[lane.name]["clock"].compile_seconds += clock.compile_seconds
-                answers[lane.name], clock = lane.generator.generate(lane.models, ids, lane.mode, requests)
-            add_clock(figures[lane.name]["clock"], clock)
-        for lane in lanes:
-            for prompt, answer in zip(prompts, answers[lane.name], strict=True):
-                text = codec.decode(answer.token_ids)
-                lines.append(generation_row(prompt.answer_id, lane.mode, answer, text, lane.drafter))
-        reference = answers[(baseline or lanes[0]).name]
-        for lane in compared:
-            both = reference, answers[lane.name]
-            diverged = divergences(baseline.models, baseline.generator, ids, *both, requests)
-            figures[lane.name]["divergences"] += [_divergence(entry, *turns[entry.prompt]) for entry in diverged]
-        turns = [
-            (place, prompt.next_turn(codec.decode(answer.token_ids), codec))
-            for (place, prompt), answer in zip(turns, reference, strict=True)
-            if prompt.later_turns
-        ]
-    record = {name: {**values, "clock": vars(values["clock"])} for name, values in figures.items()}
-    return {"group": group.number, "task": group.task, "lanes": record}, lines
+    models: Pair
+    generator: Generator
+    codec: TextCodec
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Plain decoding, which the others are compared with, is the first one."""
+        return tuple(sorted(self.generator.settings.modes, key=lambda mode: mode != BASELINE))
+
+    def run(self, prompts: Sequence[Prompt], files: RunFiles | None = None) -> Measured:
+        """Decodes all prompts; groups that `files` holds from earlier starts are counted and not run again."""
+        modes, measured, done = self.modes, Measured(self.modes), 0
+        groups = plan_groups(prompts, self.generator.settings.batch_size)
+        for record, rows in files.replay() if files else ():
+            if "group" in record:
+                measured.add(record, rows)
+                done += 1
+        total, before = (sum(group.turns for group in some) * len(modes) for some in (groups, groups[:done]))
+        name = f"decode, {self.generator.settings.batch_size} at a time"
+        with Progress(name, total=total, done=before) as progress:
+            for group in groups[done:]:
+                record, rows = self.decode_group(group)
+                if files:
+                    files.append(record, rows)
+                measured.add(record, rows)
+                progress.advance(group.turns * len(modes), group.task or "")
+        return measured
+
+    def decode_group(self, group: Group) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Decodes one group in all modes, turn by turn: its record and its rows of generations.jsonl.
+
+        The history of a later turn holds the first mode's answer, plain decoding's if there is one. The group's number
+        determines which mode begins: so a noisy machine disturbs all modes alike.
+        """
+        modes, start = self.modes, group.number % len(self.modes)
+        reference, *others = modes
+        compared = others if reference == BASELINE else []
+        clocks = {mode: Clock() for mode in modes}
+        differing = {mode: [] if mode in compared else None for mode in modes}
+        rows, turns = [], list(enumerate(group.prompts, group.first))
+        while turns:
+            prompts = [prompt for _, prompt in turns]
+            ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
+            answers = {}
+            for mode in (*modes[start:], *modes[:start]):
+                answers[mode], clock = self.generator.generate(self.models, ids, mode, requests)
+                while clock.compile_seconds:  # again, so that no rate includes a first-run cost
+                    clocks[mode].compile_seconds += clock.compile_seconds
+                    answers[mode], clock = self.generator.generate(self.models, ids, mode, requests)
+                add_clock(clocks[mode], clock)
+            for mode in modes:
+                for prompt, answer in zip(prompts, answers[mode], strict=True):
+                    rows.append(generation_row(prompt.answer_id, mode, answer, self.codec.decode(answer.token_ids)))
+            for mode in compared:
+                both = answers[reference], answers[mode]
+                for entry in divergences(self.models, self.generator, ids, *both, requests):
+                    differing[mode].append(_divergence(entry, *turns[entry.prompt]))
+            turns = [
+                (place, prompt.next_turn(self.codec.decode(answer.token_ids), self.codec))
+                for (place, prompt), answer in zip(turns, answers[reference], strict=True)
+                if prompt.later_turns
+            ]
+        figures = {mode: {"clock": vars(clocks[mode]), "divergences": differing[mode]} for mode in modes}
+        return {"group": group.number, "task": group.task, "modes": figures}, rows
+
+    def time_rounds(self, prompts: Sequence[Prompt]) -> dict[str, dict[str, Any]]:
+        """By mode that drafts: {"time_split", "break_even_tau"} of the report."""
+        drafting = [mode for mode in self.modes if mode != BASELINE]
+        if not drafting:
+            return {}
+        models, generator = self.models, self.generator
+        first = prompts[: generator.settings.batch_size]
+        with Progress("time the parts of a round", total=1) as progress:
+            state = generator.start(models, [prompt.token_ids for prompt in first], list(range(len(first))))
+            split = round_split(models, generator, state, [BASELINE, *drafting])
+            progress.advance(1)
+        step = split[BASELINE]["round"]
+        return {
+            mode: {
+                "time_split": {
+                    "unit": "milliseconds per round",
+                    **{part: split[mode][part] * 1e3 if part in split[mode] else None for part in SPLIT},
+                    "step": step * 1e3,
+                    "drafts": generator.drafting(mode).verified(models.drafter.config),
+                },
+                "break_even_tau": ratio(split[mode]["round"], step),
+            }
+            for mode in drafting
+        }
 
 
 def _divergence(divergence: Divergence, place: int, prompt: Prompt) -> dict[str, Any]:
@@ -156,17 +258,3 @@ def _divergence(divergence: Divergence, place: int, prompt: Prompt) -> dict[str,
         "margin": divergence.margin if math.isfinite(divergence.margin) else None,
         "near_tie": bool(divergence.near_tie),
     }
-
-
-def time_rounds(lanes: Mapping[str, Lane], prompts: Sequence[Prompt]) -> dict[str, dict[str, float]]:
-    """By mode the seconds of a round's parts, and those of a plain step; nothing where no mode drafts."""
-    drafting = [mode for mode in lanes if mode != BASELINE]
-    if not drafting:
-        return {}
-    models, generator = lanes[drafting[0]].models, lanes[drafting[0]].generator
-    first = prompts[: generator.settings.batch_size]
-    with Progress("time the parts of a round", total=1) as progress:
-        state = generator.start(models, [prompt.token_ids for prompt in first], list(range(len(first))))
-        split = round_split(models, generator, state, [BASELINE, *drafting])
-        progress.advance(1)
-    return split

@@ -17,7 +17,7 @@ from typing import Any
 
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generation
-from domino_jax.runtime.differences import differences, flatten, refuse
+from domino_jax.runtime.differences import differences, refuse
 from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
 
 GENERATIONS = "generations.jsonl"
@@ -52,7 +52,7 @@ class RunFiles:
             self._progress.append({"run": run})
             return
         (first, line), *groups = lines
-        refuse_other_run(self.folder, "an unfinished decoding", first["run"], run)
+        refuse_other_run(self.folder, first["run"], run)
         there, end, size = (self.folder / GENERATIONS).stat().st_size, line.end, 0
         for record, line in groups:
             if record["bytes"] > there:
@@ -81,12 +81,11 @@ class RunFiles:
         self._files.close()
 
 
-def generation_row(name: str, mode: str, answer: Generation, text: str | None, drafter: str | None) -> dict[str, Any]:
-    """A row of generations.jsonl; `drafter` only where several are compared."""
+def generation_row(name: str, mode: str, answer: Generation, text: str | None) -> dict[str, Any]:
+    """A row of generations.jsonl."""
     return {
         "id": name,
         "mode": mode,
-        **({"drafter": drafter} if drafter else {}),
         "token_ids": answer.token_ids,
         "text": text,
         "accept_lengths": answer.accept_lengths,
@@ -101,18 +100,13 @@ def read_generation(row: Mapping[str, Any]) -> Generation:
     return Generation(row["token_ids"], row["accept_lengths"], row["finish_reason"], drafts)
 
 
-def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses a folder, whose content `what` names, that was made with something else than `wanted`.
-
-    before: holds the sections of `wanted`, and may hold more.
-    """
-    keys = flatten(wanted)
-    differing = {key: pair for key, pair in differences(before, wanted).items() if key in keys}
-    for model in ("target", "drafter"):  # the same one may have another path
-        names = [key for key in differing if key.startswith(f"{model}.")]
-        if set(names) <= {f"{model}.path", f"{model}.paths"}:
-            differing = {key: pair for key, pair in differing.items() if key not in names}
-    refuse(differing, f"{folder} holds {what} of something else:", "Choose another --output.")
+def refuse_other_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuses a folder whose decoding was made with something else than `now`; the same model may have another path."""
+    differing = differences(before, now)
+    for model in ("target", "drafter"):
+        if not any(key.startswith(f"{model}.") and key != f"{model}.path" for key in differing):
+            differing.pop(f"{model}.path", None)
+    refuse(differing, f"{folder} holds a decoding of something else:", "Choose another --output.")
 
 
 def _progress_lines(path: Path) -> Iterator[tuple[dict[str, Any], Line]]:

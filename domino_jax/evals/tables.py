@@ -1,4 +1,4 @@
-"""Tables of what was measured: one run's figures, the paper's form (speed-up / τ), and drafters side by side."""
+"""A report as rows of cells, which the console, report.html and model cards print."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +17,7 @@ FIGURES = {
     "τ per prompt": ("tau_per_prompt", ".2f"),
     "break-even τ": ("break_even_tau", ".2f"),
     "drafts per round": ("drafts_per_round", ".3g"),
+    "outputs identical": ("identical",),
     "prefill s": ("prefill_seconds", ".2f"),
     "compilation s": ("compile_seconds", ".1f"),
 }
@@ -25,11 +26,10 @@ POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kep
 
 
 def title(report: Mapping[str, Any]) -> str:
-    """What was run, in one line; a simulated run says so first."""
+    """The run in one line."""
     settings, count = report["settings"], report["prompts"]["count"]
     sampling = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
-    what = f"{count} prompts, {sampling}, batch {report['batch_size']}"
-    return f"{simulated(report)}{what}, {report['dtype']}, {report['device']}"
+    return f"{count} prompts, {sampling}, batch {report['batch_size']}, {report['dtype']}, {report['device']}"
 
 
 def origins(report: Mapping[str, Any]) -> dict[str, str]:
@@ -47,24 +47,11 @@ def target_name(target: Mapping[str, Any]) -> str:
     return f"{target['path']} in {target['quantize']}" if target["quantize"] else target["path"]
 
 
-def simulated(report: Mapping[str, Any]) -> str:
-    """The first words of a title where acceptance was forced; empty otherwise."""
-    tau = report["simulated"]
-    return f"SIMULATED acceptance (τ forced to {tau:g}, the text is meaningless): " if tau else ""
-
-
-# ------------------------------------------------------------------------------------------------- one run
-
-
-def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
-    """Cells, heading first: one row per figure, one column per mode; `spread` adds intervals in brackets."""
+def rows_of(report: Mapping[str, Any], spread: bool = True, labels: Sequence[str] = tuple(FIGURES)) -> list[list[str]]:
+    """Cells, heading first: a row for each figure of `labels`, a column for each mode; `spread` adds intervals."""
     modes = report["modes"]
-    rows = [["", *modes]]
-    for label, (key, *form) in FIGURES.items():
-        rows.append([label, *(cell(figures, key, *form, spread=spread) for figures in modes.values())])
-    # Before the two rows of times.
-    rows.insert(-2, ["outputs identical", *(same_count(report["identical_outputs"], mode) for mode in modes)])
-    return rows
+    rows = [[label, *(cell(figures, label, spread) for figures in modes.values())] for label in labels]
+    return [["", *modes], *rows]
 
 
 def fmt(value: float | None, form: str, unit: str = "") -> str:
@@ -75,16 +62,18 @@ def brackets(bounds: Sequence[float] | None, form: str) -> str:
     return f" ({bounds[0]:{form}} to {bounds[1]:{form}})" if bounds else ""
 
 
-def cell(figures: Mapping[str, Any], key: str, form: str, unit: str = "", spread: bool = True) -> str:
-    """A figure and, with `spread`, its 95 % interval in brackets, if it has one."""
-    return fmt(figures[key], form, unit) + brackets(figures["intervals"].get(key) if spread else None, form)
+def cell(figures: Mapping[str, Any], label: str, spread: bool = True) -> str:
+    """A figure of FIGURES and, with `spread`, its 95 % interval in brackets, if it has one."""
+    key, *form = FIGURES[label]
+    if key == "identical":
+        return same_count(figures[key])
+    return fmt(figures[key], *form) + brackets(figures["intervals"].get(key) if spread else None, form[0])
 
 
-def same_count(identical: Mapping[str, Any], mode: str) -> str:
+def same_count(counts: Mapping[str, Any] | None) -> str:
     """As "62 of 64 (2 near ties)"; a dash for a mode that was not compared."""
-    if mode not in identical:
+    if counts is None:
         return NOTHING
-    counts = identical[mode]
     notes = [f"{counts['near_ties']} near ties"] * bool(counts["near_ties"])
     notes += [f"{counts['violations']} UNEXPLAINED"] * bool(counts["violations"])
     return f"{counts['same']} of {counts['of']}" + (f" ({', '.join(notes)})" if notes else "")
@@ -92,19 +81,12 @@ def same_count(identical: Mapping[str, Any], mode: str) -> str:
 
 def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     """The sentences below the table."""
-    notes = []
-    if report["simulated"]:
-        notes.append("Acceptance was forced: speeds are those of the shapes, outputs are not compared.")
-    notes += [_round_note(mode, figures) for mode, figures in report["modes"].items() if figures["time_split"]]
+    notes = [_round_note(mode, figures) for mode, figures in report["modes"].items() if figures["time_split"]]
     if report["drafter"]:
         notes.append(width_note(report))
         if copies := report["drafter"].get("draft_vocab_bytes"):
             size = report["settings"]["draft_vocab"]
             notes.append(f"Drafts are among {size:,} tokens, whose columns are copied: {copies / 1e6:,.1f} MB.")
-    predicted = report.get("predicted_rounds", {}).items()
-    rounds = ", ".join(f"{count['same']:,} of {count['of']:,} rounds of {mode}" for mode, count in predicted)
-    if rounds:
-        notes.append(f"One pass over the answers predicts {rounds}.")
     if spread:
         notes.append(f"In brackets: 95 % intervals by the bootstrap over {report['interval_of']['over']}.")
     return notes
@@ -126,7 +108,7 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]
     """(heading, a sentence or nothing, cells) of the tables after the first one, of what the report holds."""
     parts = []
     if report["tasks"]:
-        parts.append(("By task", "", paper_rows([report])))
+        parts.append(("By task", "", task_rows(report)))
     if any(figures["accept_rate_by_position"] for figures in report["modes"].values()):
         rows = position_rows(report["modes"], report["verify_width"])
         parts.append(("Acceptance by draft position", POSITIONS, rows))
@@ -157,60 +139,25 @@ def position_rows(modes: Mapping[str, Any], width: int) -> list[list[str]]:
 
 def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
     """Cells, heading first: a row for each batch size; for each mode tokens/s, drafts per round, speed-up, equality."""
-    modes = list(next(iter(concurrency.values()))["modes"])
-    heading = ["rows together"]
-    for mode in modes:
+    heading, rows = ["rows together"], []
+    for mode in next(iter(concurrency.values())):
         heading += [f"{mode}, tokens/s", *([] if mode == BASELINE else ["drafts", "speed-up", "identical"])]
-    rows = [heading]
-    for size, level in concurrency.items():
-        cells = [size]
-        for mode in modes:
-            figures = level["modes"][mode]
-            cells.append(fmt(figures["tokens_per_second"], ",.0f"))
+    for size, modes in concurrency.items():
+        rows.append([size])
+        for mode, figures in modes.items():
+            rows[-1].append(fmt(figures["tokens_per_second"], ",.0f"))
             if mode != BASELINE:
-                cells.append(fmt(figures["drafts_per_round"], ".3g"))
-                cells += [fmt(figures["speedup"], ".2f", " ×"), same_count(level["identical_outputs"], mode)]
-        rows.append(cells)
-    return rows
+                labels = ("drafts per round", "speed-up", "outputs identical")
+                rows[-1] += [cell(figures, label, spread=False) for label in labels]
+    return [heading, *rows]
 
 
-# -------------------------------------------------------------------------------------------- several drafters
-
-
-def paper_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Cells "speed-up / τ", heading first: a row for each mode of each report, a column for each task and the average.
-
-    With several reports a method is named after its drafter. They share the first one's plain run.
-    """
-    first = reports[0]
-    columns = [*first["tasks"], *(["average"] if len(first["tasks"]) > 1 else [])] or ["all prompts"]
-    rows = [["method", *columns]]
-    for report in reports:
-        for mode in report["modes"]:
-            if mode == BASELINE and report is not first:
-                continue
-            parts = {**report["tasks"], "average": report["average"], "all prompts": report["modes"]}
-            figures = (parts[column][mode] for column in columns)
-            cells = (f"{fmt(part['speedup'], '.2f', ' ×')} / {fmt(part['tau_pooled'], '.2f')}" for part in figures)
-            rows.append([method_name(report, mode, len(reports) > 1), *cells])
-    return rows
-
-
-def method_name(report: Mapping[str, Any], mode: str, several: bool) -> str:
-    method = METHODS.get(mode, mode.capitalize())
-    return f"{report['drafter']['name']}: {method}" if several and mode != BASELINE else method
-
-
-def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Cells, heading first: a row for each drafter and mode, over all prompts, with intervals."""
-    labels = ("tokens/s", "speed-up", "τ pooled", "τ per prompt")
-    rows = [["method", *labels, "ms per round", "outputs identical"]]
-    for report in reports:
-        for mode, figures in report["modes"].items():
-            if mode == BASELINE and len(rows) > 1:
-                continue  # all drafters share the plain run
-            cells = (cell(figures, *FIGURES[label]) for label in labels)
-            milliseconds = fmt(figures["time_split"] and figures["time_split"]["round"], ".2f")
-            same = same_count(report["identical_outputs"], mode)
-            rows.append([method_name(report, mode, True), *cells, milliseconds, same])
+def task_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Cells "speed-up / τ", heading first: a row for each mode, a column for each task and the average."""
+    tasks = report["tasks"] | ({"average": report["average"]} if len(report["tasks"]) > 1 else {})
+    rows = [["method", *tasks]]
+    for mode in report["modes"]:
+        figures = [by_mode[mode] for by_mode in tasks.values()]
+        cells = (f"{fmt(part['speedup'], '.2f', ' ×')} / {fmt(part['tau_pooled'], '.2f')}" for part in figures)
+        rows.append([METHODS.get(mode, mode.capitalize()), *cells])
     return rows

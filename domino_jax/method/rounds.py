@@ -46,14 +46,11 @@ def speculative_round(
     settings: DraftSettings,
     *,
     isolated: bool = False,
-    simulate_tau: float = 0.0,
 ) -> DecodeState:
     """One round for every row: up to M+1 tokens emitted, the same number of cache rows committed.
 
     Args:
         isolated: verify as a wide plain step does, to the last bit (fixed-shape parity).
-        simulate_tau: above 0, accept by `simulated_accepts` instead of by the rule: to time a shape; the text is then
-            wrong.
     """
     config, sampling = models.drafter.config, state.sampling or sampling
     # 1) Propose a tree or a chain.
@@ -80,8 +77,6 @@ def speculative_round(
         chosen = jnp.take_along_axis(chosen, path, axis=1)
     else:
         accepted = accept_chain(tokens, chosen)
-    if simulate_tau:
-        accepted = simulated_accepts(state.rounds, simulate_tau, deepest)
     # 4) Commit them.
     after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids, None if settings.tree else tokens)
     # Rows that were finished before have drafted nothing.
@@ -110,12 +105,3 @@ def commit(
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)
     return record_round(state.replace(lengths=state.lengths + emitted), emitted)
-
-
-def simulated_accepts(rounds: jax.Array, tau: float, drafts: int) -> jax.Array:
-    """Drafts int32 [B] that a row's round number `rounds` int32 [B] is made to accept, so that the mean is tau - 1.
-
-    >>> tau 2.5, rounds 0 1 2 3  →  1 2 1 2
-    """
-    emitted = jnp.floor((rounds + 1) * tau) - jnp.floor(rounds * tau)
-    return jnp.clip(emitted.astype(jnp.int32) - 1, 0, drafts)

@@ -1,7 +1,6 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import dataclasses
-import functools
 import math
 import pathlib
 import re
@@ -53,8 +52,7 @@ def loader_of(flags, settings: DecodeSettings, key: str = "decode.batch_size") -
     """What reads the models of a recipe, on the devices of decode.mesh. key: that of settings.batch_size."""
     config, mesh = flags.config, flags.config.decode.mesh
     mesh = decode_mesh(mesh.data, mesh.tensor, settings.batch_size, key)
-    made_up = functools.partial(drafter_config_of, config)
-    return Loader(config.target.path, settings, mesh, made_up, flags.head, config.target.quantize)
+    return Loader(config.target.path, settings, mesh, flags.head, config.target.quantize)
 
 
 def batches_of(

@@ -8,7 +8,6 @@ CONFLICTS = [
     ("--prompts", "--prompt", "decode the rows of a file or one text, not both"),
     ("decode.tasks", "--prompts", "decode tasks or prompts, not both"),
     ("decode.tasks", "--prompt", "decode tasks or prompts, not both"),
-    ("decode.compare", "decode.concurrency", "drafters are compared at decode.batch_size alone; remove one of them"),
     *(
         ("--interactive", f"--{name}", f"a chat ignores --{name}; remove it")
         for name in ("output", "prompt", "prompts")
@@ -19,23 +18,18 @@ CONFLICTS = [
 def check_flags(flags: cli.Flags) -> None:
     decode = flags.config.decode
     values = {f"--{name}": getattr(flags, name) for name in ("prompt", "prompts", "interactive", "output")}
-    values |= {f"decode.{name}": decode[name] for name in ("tasks", "compare", "concurrency", "simulate_tau")}
+    values |= {f"decode.{name}": decode[name] for name in ("tasks", "concurrency")}
     if flags.prompt is not None and not flags.prompt.strip():
         raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
     for first, second, change in CONFLICTS:
         if values[first] and values[second]:
             raise DominoError(f"{first} and {second} are both given; {change}.")
-    if decode.compare and decode.parity == "fixed_shape":
-        raise DominoError(
-            "decode.parity is 'fixed_shape', in which plain decoding is as wide as one drafter's rounds, but"
-            " decode.compare has several drafters: set parity to near_tie, or decode with one at a time."
-        )
     if flags.output:
         return
     shown = next((name for name in ("--interactive", "--prompt") if values[name]), None)
     if shown is None:
         raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
-    for name in ("decode.tasks", "decode.compare", "decode.concurrency", "decode.simulate_tau"):
+    for name in ("decode.tasks", "decode.concurrency"):
         if values[name]:
             raise DominoError(
                 f"config.{name} is {values[name]!r}, but {shown} without --output only shows one text: add"

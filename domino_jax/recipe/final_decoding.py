@@ -14,12 +14,11 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings, supported_modes
-from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import lower_to_drafter, needs_drafter
-from domino_jax.evals.predicted import predicted_rounds
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
-from domino_jax.evals.report import REPORT, write_report
-from domino_jax.evals.run_info import PromptSource, RunDrafter, RunInfo
+from domino_jax.evals.report import REPORT
+from domino_jax.evals.run import decode_prompts
+from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafters import CONFIGS, AnyDrafter
 from domino_jax.method.pair import Pair
 from domino_jax.models.sharding import replicated
@@ -36,7 +35,7 @@ def final_settings(config, head: str) -> DecodeSettings:
     """The recipe's decode settings that a training run of a drafter with this head ends with."""
     requested = decode_settings(config.decode, head, config.data.train)
     modes = supported_modes(requested.modes, CONFIGS[head])
-    return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
+    return requested.change(concurrency=(), modes=modes)
 
 
 def final_prompts(
@@ -46,7 +45,7 @@ def final_prompts(
     codec, generator = TextCodec(loaded.tokenizer, settings.thinking), new_generator(models, settings)
     source = PromptSource(config.eval.prompts, limit=config.decode.num_prompts)
     rows, source = read_rows(source, config, loaded.tokenizer)
-    return prompts_with_room([generator], prepare_prompts(rows, codec), codec, config.data.skip_bad_rows), source
+    return prompts_with_room(generator, prepare_prompts(rows, codec), codec, config.data.skip_bad_rows), source
 
 
 def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple[int, ...]]:
@@ -59,8 +58,7 @@ def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> list[tuple
 
 
 def decode_trained(config, place: Sharding, identity: Mapping[str, Any], workdir: epath.Path) -> dict[str, Any]:
-    """The final decoding of a training run, its exported drafter on the recipe's held-out prompts; returns the report,
-    which also says how many rounds one pass over the answers predicts (evals/predicted.py).
+    """The final decoding of a training run, its exported drafter on the recipe's held-out prompts; returns the report.
 
     place: where the target's weights go.  identity: the target_identity.
     """
@@ -75,13 +73,10 @@ def decode_trained(config, place: Sharding, identity: Mapping[str, Any], workdir
     prompts, source = final_prompts(config, target, models, settings)
     drafted_with = export and {"path": export, **drafter_identity(export)}
     info = RunInfo(requested, {"path": path, "quantize": quantize, **identity}, drafted_with, source)
-    drafters = {"": RunDrafter(models, settings, drafted_with)}
     # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
     with tempfile.TemporaryDirectory(prefix="domino-decode-") if is_remote(output) else nullcontext(output) as folder:
-        # An interrupted decoding of other weights there is of no use: the training has gone on since.
-        report = decode_prompts(target, drafters, prompts, info, Path(folder), restart=True)[""]
-        report["predicted_rounds"] = predicted_rounds(models, settings, prompts, Path(folder))
-        write_report(folder, report)
+        # A decoding of other weights there is of no use: the training has gone on since.
+        report = decode_prompts(target, models, settings, prompts, info, Path(folder), restart=True)
         if is_remote(output):
             copy_folder(Path(folder), output, REPORT)
     return report

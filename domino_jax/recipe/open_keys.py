@@ -8,7 +8,7 @@ from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.losses import Loss
 from domino_jax.method.settings import TreeSettings
 
-COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
+COMMAND_KEYS = ("num_prompts", "tasks", "mesh")  # of the decode section, for the command alone
 
 
 def shifts_labels(drafter) -> bool:

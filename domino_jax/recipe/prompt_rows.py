@@ -14,19 +14,13 @@ from domino_jax.evals.run_info import PromptSource
 from domino_jax.recipe import cli
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.random_weights import made_up_prompts
-from domino_jax.weights.target import read_target_config
-
-MADE_UP = "made up"  # as the source of prompts
 
 
 def prompt_source(flags: cli.Flags) -> PromptSource:
-    """Where the prompts come from: --prompt, --prompts, the recipe's tasks or prompts, or none (made up)."""
+    """Where the prompts come from: --prompt, --prompts, or the recipe's tasks or prompts."""
     decode = flags.config.decode
     tasks = tuple(decode.tasks)
     source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or flags.config.eval.prompts
-    if not source and decode.simulate_tau:
-        source = MADE_UP
     if not source:
         raise DominoError(
             "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.eval.prompts or"
@@ -41,8 +35,6 @@ def read_rows(source: PromptSource, config, tokenizer: Any) -> tuple[list[dict[s
         rows = read_tasks(source.tasks)
     elif source.text:
         rows = [{"id": "prompt", **prompt_row(source.text, tokenizer)}]
-    elif source.source == MADE_UP:
-        rows = made_up_prompts(source.limit or 1, read_target_config(config.target.path).vocab_size)
     else:
         check = functools.partial(check_row, TextCodec(tokenizer, config.decode.thinking))
         rows = read_file_rows(source.source, source.limit, config.data.skip_bad_rows, check)
@@ -51,7 +43,7 @@ def read_rows(source: PromptSource, config, tokenizer: Any) -> tuple[list[dict[s
 
 def report_limit(source: PromptSource, rows: int) -> None:
     """Prints how many prompts of a file are decoded where decode.num_prompts leaves some out."""
-    if source.limit == rows and source.source not in (MADE_UP, "--prompt"):
+    if source.limit == rows and source.source != "--prompt":
         total = sum(1 for _ in read_lines(source.source))
         if total > rows:
             say(f"{source.source}: {rows} of {total} prompts (config.decode.num_prompts; 0 decodes all)")

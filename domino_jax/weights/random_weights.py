@@ -1,11 +1,9 @@
-"""Models without weights: the speed of a shape on a device where no checkpoint is (decode.simulate_tau).
+"""Weights drawn at random, to time a shape on a device where no checkpoint is (benchmarks/device).
 
-A folder with config.json alone is enough for the target. Its weights are drawn at random, so the text means nothing;
-the time of a pass does not depend on what the weights are.
+The texts mean nothing; the time of a pass does not depend on what the weights are.
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,31 +16,10 @@ from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.layers import INIT_STD
-from domino_jax.models.qwen3 import Qwen3
-from domino_jax.weights import hf
-from domino_jax.weights.loading import LoadedTarget, in_draft_type, load_target
-from domino_jax.weights.target import Sharding, read_target_config, read_target_scheme, target_shapes
+from domino_jax.weights.loading import LoadedTarget, in_draft_type
+from domino_jax.weights.target import Sharding
 
 QUANTIZED_STD = 32.0  # of values in eight bits, before they are scaled
-PROMPT_TOKENS = 128  # of a made-up prompt, where none are given
-
-log = logging.getLogger(__name__)
-
-
-def target_or_random(
-    path: str, dtype: str, sharding: Sharding = None, quantize: str | None = None, allowed: bool = True
-) -> LoadedTarget:
-    """The target of a folder or hub id; with random weights when the folder holds none and that is `allowed`.
-
-    quantize: as for load_target.
-    """
-    folder = hf.resolve_folder(path)
-    if not allowed or any(folder.glob("*.safetensors")):
-        return load_target(path, dtype, sharding, quantize)
-    model = Qwen3(read_target_config(folder), np.dtype(dtype))
-    shapes = target_shapes(model.config, dtype, read_target_scheme(folder, quantize))
-    log.warning("%s holds no weights: they are drawn at random, for timing alone.", path)
-    return LoadedTarget(str(path), model, random_params(shapes, dtype, sharding), hf.load_tokenizer(folder), ())
 
 
 def random_drafter(
@@ -83,9 +60,3 @@ def _draw(shape: tuple[int, ...], dtype: np.dtype, kind: str, key: jax.Array) ->
         return jnp.full(shape, INIT_STD / QUANTIZED_STD, dtype)
     std = QUANTIZED_STD if kind == "q" else INIT_STD
     return jnp.ones(shape, dtype) if len(shape) == 1 else (std * jax.random.normal(key, shape)).astype(dtype)
-
-
-def made_up_prompts(count: int, vocab: int, length: int = PROMPT_TOKENS) -> list[dict[str, Any]]:
-    """Prompt rows of random token ids, the same in every run."""
-    draw = np.random.default_rng(0)
-    return [{"id": str(row), "token_ids": draw.integers(0, vocab, length).tolist()} for row in range(count)]

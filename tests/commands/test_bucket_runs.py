@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from domino_jax.evals import measure
+from domino_jax.evals.run import Runner
 from domino_jax.runtime import remote
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from tests.helpers.commands import run
@@ -26,7 +26,7 @@ CHANGES = {
 def stored(bucket, finished_run, tmp_path, monkeypatch):
     """Arguments of a run all of whose paths are in the bucket, and its workdir."""
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measure, "time_rounds", lambda *_: {})
+    monkeypatch.setattr(Runner, "time_rounds", lambda *_: {})
     store = remote.filesystem(bucket)
     for file in (GOLDEN / "target").iterdir():
         store.pipe_file(f"{bucket}/target/{file.name}", file.read_bytes())

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from domino_jax.evals import measure
+from domino_jax.evals.run import Runner
 from domino_jax.evals.run_info import PromptSource
 from domino_jax.recipe.prompt_rows import report_limit
 from tests.helpers import train_runs
@@ -61,7 +61,13 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def untimed(monkeypatch):
     """The parts of a round are timed in the run above; elsewhere that would only compile programs."""
-    monkeypatch.setattr(measure, "time_rounds", lambda *arguments: {})
+    monkeypatch.setattr(Runner, "time_rounds", lambda *arguments: {})
+
+
+@pytest.fixture
+def no_group(monkeypatch):
+    """All groups are done: none may run again."""
+    monkeypatch.setattr(Runner, "decode_group", lambda *arguments: pytest.fail("a group ran again"))
 
 
 def generations(output):
@@ -106,59 +112,38 @@ def test_the_report_measures_what_the_generations_hold(finished):
     assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
 
 
-def test_a_finished_folder_is_shown_and_left_alone_and_other_settings_are_refused(finished, capsys):
-    argv, output = finished
-    before = (output / "report.json").stat().st_mtime_ns
-    code, printed, _ = start(capsys, argv)
-    assert code == 0 and "holds a finished decoding" in printed and "τ pooled" in printed
-    assert (output / "report.json").stat().st_mtime_ns == before
-    code, _, error = start(capsys, [*argv, "--config.decode.seed=7"])
-    assert code == 2 and "settings.seed: 0 before, 7 now" in error and len(error.strip().splitlines()) <= 5
-
-
 @pytest.fixture
-def finished_copy(finished, tmp_path):
-    """The folder of the finished run with and without its report, and one word of argv for each."""
+def copied(finished, tmp_path):
+    """argv of the finished run on a copy of its folder."""
     argv, whole = finished
-    folders = {"a finished": tmp_path / "whole", "an unfinished": tmp_path / "cut"}
-    for folder in folders.values():
-        shutil.copytree(whole, folder)
-    (folders["an unfinished"] / "report.json").unlink()
-    return {kind: [*argv, f"--output={folder}"] for kind, folder in folders.items()}
+    return [*argv, f"--output={shutil.copytree(whole, tmp_path / 'copy')}"]
 
 
 @pytest.mark.parametrize("part", ["target", "drafter"])
-def test_the_same_model_under_another_path_is_shown_and_another_model_under_the_same_path_refused(
-    finished_copy, tmp_path, capsys, part
+def test_the_same_model_under_another_path_continues_and_another_model_under_the_same_path_is_refused(
+    copied, untimed, no_group, tmp_path, capsys, part
 ):
     moved = shutil.copytree(GOLDEN / part, tmp_path / "moved")
-    word = f"--config.{part}.path={moved}"
-    code, printed, error = start(capsys, [*finished_copy["a finished"], word])
-    assert code == 0 and "holds a finished decoding" in printed, error
+    argv, report = [*copied, f"--config.{part}.path={moved}"], tmp_path / "copy" / "report.json"
+    report.unlink()
+    code, _, error = start(capsys, argv)
+    assert code == 0 and report.is_file(), error
     changed = {"target": "model.layers.3.self_attn.q_proj.weight", "drafter": "prefix_gru.weight_hh_l0"}[part]
     rewrite_tensors(moved, {changed: np.negative})
-    for kind, argv in finished_copy.items():
-        code, _, error = start(capsys, [*argv, word])
-        assert code == 2 and f"holds {kind} decoding of something else" in error
-        assert f"{part}.weights: " in error and f"{part}.path: " in error and len(error.splitlines()) <= 5
+    code, _, error = start(capsys, argv)
+    assert code == 2 and "holds a decoding of something else" in error
+    assert f"{part}.weights: " in error and f"{part}.path: " in error and len(error.splitlines()) <= 5
 
 
-def test_a_finished_folder_is_shown_when_its_target_is_gone(finished_copy, tmp_path, capsys):
-    report = tmp_path / "whole" / "report.json"
-    report.write_text(report.read_text().replace(str(TARGET), str(tmp_path / "gone")))
-    argv = [*finished_copy["a finished"], f"--config.target.path={tmp_path / 'gone'}"]
-    code, printed, error = start(capsys, argv)
-    assert code == 0 and "is gone" in printed and "τ pooled" in printed, error
-
-
-def test_prompts_that_changed_in_their_file_are_refused(finished_copy, finished, capsys):
+def test_other_settings_and_prompts_that_changed_in_their_file_are_refused(copied, finished, capsys):
+    code, _, error = start(capsys, [*copied, "--config.decode.seed=7"])
+    assert code == 2 and "settings.seed: 0 before, 7 now" in error and len(error.strip().splitlines()) <= 5
     file = finished[1].parent / "prompts.jsonl"
     whole = file.read_text()
     try:
         file.write_text(whole.replace('"p0"', '"q0"'))
-        for kind, argv in finished_copy.items():
-            code, _, error = start(capsys, argv)
-            assert code == 2 and f"holds {kind} decoding" in error and "prompts.sha256: " in error
+        code, _, error = start(capsys, copied)
+        assert code == 2 and "holds a decoding of something else" in error and "prompts.sha256: " in error
     finally:
         file.write_text(whole)
 
@@ -172,9 +157,9 @@ def test_prompts_that_num_prompts_leaves_out_are_counted(tmp_path, capsys):
 
 def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(finished):
     level = json.loads((finished[1] / "report.json").read_text())["concurrency"]["2"]
-    assert level["modes"]["autoregressive"]["speedup"] == 1.0
-    domino = level["modes"]["domino"]
-    assert domino["tokens"] == NEW * len(CASES) and level["identical_outputs"]["domino"]["same"] == 9
+    assert level["autoregressive"]["speedup"] == 1.0
+    domino = level["domino"]
+    assert domino["tokens"] == NEW * len(CASES) and domino["identical"]["same"] == 9
     assert 0 < domino["output_tokens_per_second"] < domino["tokens_per_second"]
     assert "Throughput by concurrency" in (finished[1] / "report.html").read_text()
 
@@ -200,40 +185,6 @@ def test_an_interrupted_run_goes_on_and_ends_as_the_uninterrupted_one(finished, 
     assert reports[0]["identical_outputs"] == reports[1]["identical_outputs"]
 
 
-@pytest.mark.long
-def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_path, capsys):
-    shutil.copytree(DRAFTER, tmp_path / "other")
-    prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
-    output = tmp_path / "out"
-    argv = arguments(prompts, output, config__drafter__path=None, config__decode__modes="('autoregressive','domino')")
-    argv += [f"--config.decode.compare=('{DRAFTER}','{tmp_path / 'other'}')"]
-    code, printed, _ = start(capsys, argv)
-    assert code == 0 and "other: Domino" in printed
-    comparison = json.loads((output / "compare.json").read_text())
-    assert list(comparison["drafters"]) == ["drafter", "other"]
-    ours, other = comparison["drafters"].values()
-    assert ours["modes"]["autoregressive"] == other["modes"]["autoregressive"]
-    assert ours["modes"]["domino"]["tau_pooled"] == other["modes"]["domino"]["tau_pooled"] > 1
-    assert other["identical_outputs"]["domino"]["same"] == 1
-    made = {(row["mode"], row["drafter"] if "drafter" in row else None) for row in generations(output)}
-    assert made == {("autoregressive", None), ("domino", "drafter"), ("domino", "other")}
-    assert (output / "drafter" / "report.json").is_file() and (output / "other" / "report.html").is_file()
-    code, printed, _ = start(capsys, argv)
-    assert code == 0 and "holds a finished decoding" in printed
-
-
-@pytest.mark.long
-def test_drafters_with_and_without_blocks_are_compared_each_in_its_own_modes(untimed, tmp_path, capsys):
-    prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
-    output, chain = tmp_path / "out", GOLDEN.parent / "eagle3" / "drafter"
-    argv = arguments(prompts, output, config__drafter__path=None, config__decode__max_new_tokens=8)
-    code, _, error = start(capsys, [*argv, f"--config.decode.compare=('{DRAFTER}','{chain}')"])
-    assert code == 0, error
-    drafters = json.loads((output / "compare.json").read_text())["drafters"].values()
-    same = [{mode: count["same"] for mode, count in one["identical_outputs"].items()} for one in drafters]
-    assert same == [{"backbone": 1, "domino": 1}, {"draft": 1}]
-
-
 GOOD = [{"token_ids": [32, 33, 34]}]
 
 
@@ -251,11 +202,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         ([{"id": "odd", "token_ids": [99_999]}], {}, 3, "prompt odd holds token id 99999"),
         (None, {"prompts": "nowhere.jsonl"}, 2, "there is no such file"),
         (GOOD, {"config__decode__tasks": "('gsm8k',)"}, 2, "decode tasks or prompts, not both"),
-        (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
-        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "remove one of them"),
         (GOOD, {"config__decode__concurrency": "(2,8)"}, 2, "decode.concurrency has 8, but there are 1 prompts"),
-        (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
-        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__parity": "fixed_shape"}, 2, "near_tie"),
         (GOOD, {"output": "gs://bucket/out"}, 2, "--output=gs://bucket/out is in a bucket"),
     ],
 )

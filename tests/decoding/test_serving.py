@@ -68,15 +68,6 @@ def test_a_stream_is_the_answer_in_pieces_by_the_same_programs(mode):
     assert set(made.compiled) == compiled
 
 
-@pytest.mark.parametrize(("tau", "lengths"), [(1.0, {1}), (2.5, {2, 3})])
-def test_a_simulated_acceptance_length_is_reached(tau, lengths):
-    made = make_generator(random_models(), simulate_tau=tau, max_new_tokens=33)
-    [answer] = made.generate([[7, 8]], "draft")
-    rounds = answer.accept_lengths[:-1]  # the last one is cut by the limit
-    assert set(rounds) == lengths
-    assert np.mean(rounds) == pytest.approx(tau, abs=1 / len(rounds))
-
-
 def test_a_dispatch_of_one_round_leaves_the_drafts_that_were_rejected():
     """Drafts of the right text with a wrong token at every third place; the buffer ends with the text."""
     made = generator(1)

@@ -92,7 +92,7 @@ def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
         (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
         (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
-        (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
+        (["--prompt=Hi", "--config.decode.concurrency=(2,)"], "config.decode.concurrency is (2,), but --prompt"),
     ],
 )
 def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, message):

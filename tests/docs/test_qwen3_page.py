@@ -22,7 +22,7 @@ import pytest
 from assets import make_hub_prompts
 from assets.target_folder import save_target
 from domino_jax.data.tasks import TASKS
-from domino_jax.evals import measure
+from domino_jax.evals.run import Runner
 from domino_jax.forecast import topologies
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.training.metrics import read_rows
@@ -165,7 +165,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def untimed(monkeypatch):
     """Decode's timings are tested elsewhere."""
-    monkeypatch.setattr(measure, "time_rounds", lambda *_: {})
+    monkeypatch.setattr(Runner, "time_rounds", lambda *_: {})
 
 
 def here(world: pathlib.Path, word: str) -> str:
@@ -238,5 +238,3 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
     assert set(report["tasks"]) == set(TASKS) - {"speed-bench"}
     assert list(report["modes"]) == ["autoregressive", "backbone", "domino"]
     assert (world / "data" / "decoded" / "report.html").is_file()
-    compared = json.loads((world / "data" / "compared" / "compare.json").read_text())
-    assert list(compared["drafters"]) == ["drafter", "Domino", "DFlash"]

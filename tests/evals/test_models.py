@@ -1,22 +1,15 @@
-"""Models as decode wants them: meshes, made-up weights, rows with sampling values, widths to choose from."""
+"""Models as decode wants them: meshes, rows with sampling values, widths to choose from."""
 
-import dataclasses
-import json
-
-import jax
-import numpy as np
 import pytest
 
-from assets.target_folder import target_config_dict
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.requests import Request, request_of
-from domino_jax.evals.models import Loader, check_simulation, decode_mesh
+from domino_jax.evals.models import decode_mesh
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights.random_weights import made_up_prompts
-from tests.helpers.decoding_models import decode_settings_of, random_drafter, random_models, random_target
+from tests.helpers.decoding_models import decode_settings_of, random_models
 
-SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
+SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64)
 
 
 def test_more_devices_than_there_are_are_refused():
@@ -24,23 +17,6 @@ def test_more_devices_than_there_are_are_refused():
     for data, tensor in ((1, 3), (2, -1)):
         with pytest.raises(DominoError, match=r"decode\.mesh\.data=.* but 1 are here"):
             decode_mesh(data, tensor, 1)
-
-
-def made_up(target):
-    return random_drafter(random_target()[0])[0].config
-
-
-def test_a_folder_without_weights_gives_the_same_made_up_weights_each_time(tmp_path):
-    raw = target_config_dict(random_target()[0].config, "float32")
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    loader = Loader(str(tmp_path), SETTINGS, None, made_up)
-    models, again = (loader.models(loader.target(), None, SETTINGS.modes) for _ in range(2))
-    assert all(map(np.array_equal, jax.tree.leaves(models), jax.tree.leaves(again)))
-    assert models.drafter.config == made_up(None)
-    assert [len(row["token_ids"]) for row in made_up_prompts(2, 64, 8)] == [8, 8]
-    cut = dataclasses.replace(loader, settings=SETTINGS.change(draft_vocab=64))
-    with pytest.raises(DominoError, match=r"draft_vocab is 64, .*simulate_tau"):
-        cut.models(loader.target(), None, SETTINGS.modes)
 
 
 def test_a_stop_id_that_no_token_has_is_dropped_and_all_of_them_where_they_are_ignored():
@@ -70,16 +46,12 @@ def test_a_rows_bad_value_is_refused_by_its_id(values, message):
         request_of({"id": "odd", **values}, 0)
 
 
-def test_each_mode_has_rounds_of_its_width_and_no_tau_is_forced_beyond_the_narrowest():
+def test_each_mode_has_rounds_of_its_width_and_verifies_the_nodes_of_a_tree_without_its_root():
     tree = TreeSettings(lanes=4, candidates=8, depth=4)
     modes = ("autoregressive", "backbone", "domino", "tree")
     settings = SETTINGS.change(modes=modes, num_drafts=2, tree=tree)
     config = random_models().drafter.config
     assert settings.round_widths(config) == {"backbone": 3, "domino": 3, "tree": 5}
+    assert [settings.drafting_of(mode, config).verified(config) for mode in modes[1:]] == [2, 2, 63]
     plain = random_models(head="none", shift_label=False)
     assert settings.round_widths(plain.drafter.config) == {"backbone": 3, "tree": 5}
-
-    simulated = dataclasses.replace(settings, simulate_tau=4.5)
-    check_simulation(dataclasses.replace(simulated, modes=("tree",)), config)
-    with pytest.raises(DominoError, match=r"simulate_tau is 4.5, but a round of 2 drafts emits 3"):
-        check_simulation(simulated, config)

@@ -10,9 +10,8 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
-from domino_jax.evals.run import run_lanes
+from domino_jax.evals.run import Runner
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.recipe.prompt_rows import read_file_rows
 from domino_jax.runtime.errors import DataError
@@ -24,9 +23,12 @@ ALIVE: list[int] = []  # one entry for each answer that is still held
 class Answering:
     """Answers with the number of tokens of the prompt, as text."""
 
-    def __init__(self, positions=1_000):
+    def __init__(self, positions=1_000, batch_size=1):
         self.asked, self.most = [], 0
-        self.limits = Limits(DecodeSettings(cache_length=200, max_new_tokens=4), 256, 1, positions, "target")
+        self.settings = DecodeSettings(
+            modes=("domino", "autoregressive"), cache_length=200, max_new_tokens=4, batch_size=batch_size
+        )
+        self.limits = Limits(self.settings, 256, 1, positions, "target")
 
     def check_prompt(self, prompt, name, request):
         if len(prompt) + 5 > self.limits.settings.cache_length:
@@ -54,10 +56,9 @@ def prompts_of(rows):
     return prepare_prompts(rows, CODEC)
 
 
-def run(folder, generator, rows, batch_size=1):
-    lanes = [Lane(mode, mode, None, generator) for mode in ("autoregressive", "domino")]
+def run(folder, generator, rows):
     with RunFiles(folder, {"settings": {}}) as files:
-        return run_lanes(lanes, prompts_of(rows), CODEC, batch_size, files)
+        return Runner(None, generator, CODEC).run(prompts_of(rows), files)
 
 
 def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_counts(tmp_path):
@@ -74,14 +75,14 @@ def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_c
 
 
 def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp_path):
-    generator = Answering()
+    generator = Answering(batch_size=2)
     rows = [row("a", "Hi", next_turns=["More"]), row("b")]
-    measured = run(tmp_path, generator, rows, batch_size=2)
+    measured = run(tmp_path, generator, rows)
     assert generator.asked[0] == ("autoregressive", ["U(Hi|)A(", "U(Hi|)A("], [0, 1])
     assert generator.asked[2] == ("autoregressive", ["U(Hi|)A(8|)U(More|)A("], [0])
     lines = map(json.loads, (tmp_path / GENERATIONS).read_text().splitlines())
     assert [line["id"] for line in lines if line["mode"] == "domino"] == ["a", "b", "a#2"]
-    assert measured.runs["domino"].answers == 3
+    assert len(measured.runs["domino"].rounds) == 3
 
 
 @pytest.mark.long
@@ -90,11 +91,11 @@ def test_memory_stays_flat_over_a_file_of_2_000_prompts(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row(f"r{index}", str(index))) + "\n" for index in range(2_000)))
     rows = read_file_rows(str(prompts), 0)
-    generator = Answering()
+    generator = Answering(batch_size=8)
     gc.collect()
-    measured = run(tmp_path, generator, rows, batch_size=8)
-    assert measured.runs["domino"].answers == 2_000
-    assert generator.most <= 4 * 32  # two lanes of this group, at most two of the last
+    measured = run(tmp_path, generator, rows)
+    assert len(measured.runs["domino"].rounds) == 2_000
+    assert generator.most <= 4 * 32  # two modes of this group, at most two of the last
     gc.collect()
     assert ALIVE == []
 
@@ -103,8 +104,8 @@ def test_rows_that_do_not_fit_are_refused_together_or_left_out_before_anything_r
     generator = Answering()
     prompts = prompts_of([row("far", "x" * 300), row("near"), row("farther", "x" * 400)])
     with pytest.raises(DataError, match="prompt far needs(.|\n)*2 of 3 rows"):
-        prompts_with_room([generator], prompts, CODEC, skip_bad=False)
-    assert prompts_with_room([generator], prompts, CODEC, skip_bad=True) == prompts[1:2]
+        prompts_with_room(generator, prompts, CODEC, skip_bad=False)
+    assert prompts_with_room(generator, prompts, CODEC, skip_bad=True) == prompts[1:2]
     assert generator.asked == []
 
 
@@ -116,7 +117,7 @@ def test_a_row_that_could_not_be_written_is_refused():
 
 def test_a_conversation_has_to_fit_at_its_longest():
     def check(generator, turns):
-        prompts_with_room([generator], prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC, False)
+        prompts_with_room(generator, prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC, False)
 
     check(Answering(), 9)
     with pytest.raises(DataError, match="talk has 13 turns, which may need 205 cache rows .*cache_length is 200"):

@@ -66,7 +66,7 @@ def test_a_folder_begun_with_other_settings_is_refused_and_left_alone(tmp_path):
     write(tmp_path)
     before = (tmp_path / PROGRESS).read_bytes()
     other = {**RUN, "settings": {**RUN["settings"], "seed": 7}}
-    with pytest.raises(DominoError, match="holds an unfinished decoding of something else") as refused:
+    with pytest.raises(DominoError, match="holds a decoding of something else") as refused:
         RunFiles(tmp_path, other)
     assert "settings.seed: 0 before, 7 now" in str(refused.value)
     assert (tmp_path / PROGRESS).read_bytes() == before

@@ -1,4 +1,4 @@
-"""summary.py: figures of hand-made runs, to the digit; the width of intervals, and what cancels in them."""
+"""mode_run.py: figures of hand-made runs, to the digit; the width of intervals, and what cancels in them."""
 
 from collections import Counter
 
@@ -8,13 +8,12 @@ import pytest
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
 from domino_jax.decoding.generate import Clock
 from domino_jax.evals.bootstrap import interval, pooled
-from domino_jax.evals.summary import figures_of, identical_outputs, intervals
-from domino_jax.method.settings import TreeSettings
-from tests.helpers.report_runs import FAST, INFO, answer, info_with, run_of, two_runs
+from domino_jax.evals.mode_run import figures_of, intervals
+from tests.helpers.report_runs import FAST, answer, run_of, two_runs
 
 
-def figures(runs=None, info=INFO):
-    return figures_of(runs or two_runs(), info)
+def figures(runs=None):
+    return figures_of(runs or two_runs(), {"domino": 4})
 
 
 def test_tau_counts_rounds_and_not_the_token_of_the_prefill():
@@ -39,13 +38,6 @@ def test_rates_leave_out_prefill_and_compilation_and_speedups_are_over_plain_dec
     assert alone["speedup"] is alone["speedup_end_to_end"] is None
 
 
-def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_its_root():
-    tree = TreeSettings(nodes=8, lanes=4, candidates=8)
-    info = info_with(modes=("domino", "tree"), num_drafts=2, tree=tree)
-    assert info.drafts_per_round == {"domino": 2, "tree": 7}
-    assert info.round_widths == {"domino": 3, "tree": 3}  # of num_drafts, as tree.depth is 0
-
-
 def test_histogram_and_acceptance_by_position():
     histogram = accept_histogram(Counter({1: 3, 2: 1, 4: 2}), 4)
     assert histogram == {"1": 3, "2": 1, "3": 0, "4": 2}
@@ -56,7 +48,8 @@ def test_histogram_and_acceptance_by_position():
 def test_divergences_are_counted_as_near_ties_or_violations():
     divergences = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
     counts = {"same": 0, "of": 2, "near_ties": 1, "violations": 1, "first_divergences": divergences}
-    assert identical_outputs(two_runs(divergences)) == {"domino": counts}
+    modes = figures(two_runs(divergences))
+    assert modes["domino"]["identical"] == counts and modes["autoregressive"]["identical"] is None
 
 
 # --------------------------------------------------------------------------------------------------- intervals

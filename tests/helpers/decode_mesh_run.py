@@ -18,7 +18,7 @@ import numpy as np
 from domino_jax import decode
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.requests import Request
-from domino_jax.evals import measure
+from domino_jax.evals.run import Runner
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
@@ -111,7 +111,7 @@ def command(*arguments: str) -> dict:
 
     The parts of a round are not timed: that would compile more programs than all of the rest.
     """
-    measure.time_rounds = lambda *arguments: {}
+    Runner.time_rounds = lambda *arguments: {}
     decode.main(cli.parse(["decode", *arguments], ("config", "output"), ("prompts", "distributed")))
     return {}
 

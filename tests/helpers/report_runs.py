@@ -1,23 +1,22 @@
 """Hand-made runs of two modes, and the report of them."""
 
-import dataclasses
-
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.evals.lanes import ModeRun
+from domino_jax.evals.mode_run import ModeRun
 from domino_jax.evals.report import build_report
 from domino_jax.evals.run_info import PromptSource, RunInfo
+from domino_jax.weights.loading import LoadedTarget
 from tests.helpers.decoding_models import decode_settings_of, random_models
 
 SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=16, cache_length=64)
-INFO = RunInfo(
-    SETTINGS,
-    {"path": "TARGET", "quantize": "int8"},
-    {"path": "DRAFTER"},
-    PromptSource("PROMPTS"),
-    settings=SETTINGS,
-    drafter_config=random_models(3).drafter.config,
-    prompts=2,
-)
+TARGET = {"path": "TARGET", "quantize": "int8"}
+
+
+def sections_of(target=TARGET, **settings) -> dict:
+    """The sections without figures of two prompts decoded with these settings."""
+    models, changed = random_models(3), SETTINGS.change(**settings)
+    loaded = LoadedTarget("TARGET", models.target, models.target_params, None, ())
+    info = RunInfo(changed, target, {"path": "DRAFTER"}, PromptSource("PROMPTS"))
+    return info.as_json(loaded, models, changed, 2)
 
 
 def answer(tokens, accepts=(), reason="length") -> Generation:
@@ -31,12 +30,10 @@ FAST = [answer(9, [4, 1, 1, 2]), answer(6, [4, 1], "stop")]
 def run_of(answers, clock, found=None) -> ModeRun:
     """One group an answer, with equal shares of the time."""
     run = ModeRun()
-    for one in answers:
-        run.add([one])
+    for index, one in enumerate(answers):
         share = {name: value / len(answers) for name, value in vars(clock).items() if name != "widths"}
-        run.add_group(Clock(**{**share, "decode_tokens": len(one.token_ids) - 1}))
-    if found is not None:
-        run.add_comparison(len(answers), found)
+        differing = None if found is None else [entry for entry in found if entry["prompt"] == index]
+        run.add([one], Clock(**{**share, "decode_tokens": len(one.token_ids) - 1}), differing)
     return run
 
 
@@ -50,21 +47,13 @@ def two_runs(found=()) -> dict[str, ModeRun]:
     return {"autoregressive": plain, "domino": fast}
 
 
-SPLIT = {
-    "autoregressive": {"round": 0.005},
-    "domino": {
-        **{"draft": 0.001, "head": 0.002, "verify": 0.003, "other": 0.0005, "round": 0.0065, "commit": 0.0004},
-    },
-}
+PARTS = {"draft": 1.0, "head": 2.0, "verify": 3.0, "other": 0.5, "round": 6.5, "commit": 0.4}
+SPLIT = {"unit": "milliseconds per round", **PARTS, "step": 5.0, "drafts": 3}
+TIMES = {"domino": {"time_split": SPLIT, "break_even_tau": 1.3}}
 
 
-def report_of(runs=None, info=INFO, **changes) -> dict:
-    return build_report(runs or two_runs(), info, **{"split": SPLIT, **changes})
-
-
-def info_with(**settings) -> RunInfo:
-    changed = SETTINGS.change(**settings)
-    return dataclasses.replace(INFO, requested=changed, settings=changed)
+def report_of(runs=None, sections=None, tasks=(), concurrency=(), times=TIMES) -> dict:
+    return build_report(sections or sections_of(), runs or two_runs(), dict(tasks), dict(concurrency), times)
 
 
 # The recipe of a training run, as its config.json holds it.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from domino_jax.evals import measure
+from domino_jax.evals.run import Runner
 from domino_jax.recipe.rules import unread
 from domino_jax.runtime.files import make_once
 from domino_jax.training.metrics import read_rows
@@ -118,7 +118,7 @@ def train_once(workdir: pathlib.Path, argv_of) -> pathlib.Path:
 
     def make(fresh: pathlib.Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(measure, "time_rounds", lambda *_: {})
+            patched.setattr(Runner, "time_rounds", lambda *_: {})
             assert start(argv_of(fresh)) == 0
 
     return make_once(workdir, make)

@@ -8,46 +8,38 @@ import jax
 import pytest
 
 from domino_jax import decode
-from domino_jax.evals import measure
+from domino_jax.evals import run
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 
 
-@pytest.mark.parametrize(
-    ("arguments", "printed"),
-    [
-        (["--output=out", "--config.decode.compare=('a','b')"], r"decode\.compare writes from one process.* are 2"),
-        (["--interactive"], "--interactive reads one terminal, but there are 2 processes"),
-    ],
-)
-def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(monkeypatch, arguments, printed):
+def test_a_chat_in_several_processes_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    optional = ("output", "prompts", "prompt", "interactive", "distributed")
-    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", *arguments]
-    with pytest.raises(DominoError, match=printed):
-        decode.main(cli.parse(argv, ("config",), optional))
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", "--interactive"]
+    with pytest.raises(DominoError, match="--interactive reads one terminal, but there are 2 processes"):
+        decode.main(cli.parse(argv, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")))
 
 
-def test_an_unfinished_decoding_is_not_continued_by_several_processes(tmp_path, monkeypatch):
+def test_a_decoding_is_not_continued_by_several_processes(tmp_path, monkeypatch):
     with RunFiles(tmp_path, {}) as files:
-        measure.refuse_continuation(files)
+        run.refuse_continuation(files)
         files.append({"group": 0}, [])
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(measure, "from_primary", lambda work: work())
+    monkeypatch.setattr(run, "from_primary", lambda work: work())
     with RunFiles(tmp_path, {}) as files, pytest.raises(DominoError, match="--output"):
-        measure.refuse_continuation(files)
+        run.refuse_continuation(files)
 
 
 # The command, which blocks in C in its second group, as in a compilation.
 BLOCKED = """
 import ctypes, itertools, sys
 from domino_jax import decode
-from domino_jax.evals import run
+from domino_jax.evals.run import Runner
 from domino_jax.recipe import cli
 
-calls, decode_group = itertools.count(1), run.decode_group
+calls, decode_group = itertools.count(1), Runner.decode_group
 
 def block(*args):
     if next(calls) == 2:
@@ -55,7 +47,7 @@ def block(*args):
         ctypes.CDLL(None).sleep(120)
     return decode_group(*args)
 
-run.decode_group = block
+Runner.decode_group = block
 cli.run(decode.main, ("config",), ("output", "distributed"), sys.argv)
 """
 

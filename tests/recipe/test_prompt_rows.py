@@ -8,7 +8,6 @@ import pytest
 from domino_jax.evals.models import lower_to_drafter
 from domino_jax.method.settings import TreeSettings
 from domino_jax.recipe.prompt_rows import read_file_rows
-from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import decode_settings_of, random_models
 
 # Five drafts, as a block of 5 with shifted labels gives.
@@ -31,8 +30,6 @@ def test_values_are_lowered_to_the_drafters_with_a_note_each():
 
     fitting = SETTINGS.change(num_drafts=None, tree=dataclasses.replace(TREE, nodes=8, depth=0))
     assert lower_to_drafter(fitting, DRAFTER, pytest.fail) == fitting
-    with pytest.raises(DominoError, match="simulate_tau is 7, but a round of 5 drafts emits 6 tokens at most"):
-        lower_to_drafter(SETTINGS.change(simulate_tau=7.0), DRAFTER)
 
 
 def test_rows_of_a_prompts_file_are_grouped_by_task_and_only_texts_name_one(tmp_path):

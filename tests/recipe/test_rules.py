@@ -75,7 +75,6 @@ RULES = [
     *(("train.dpace_alpha", {**head, "train.dpace_alpha": 0.5}) for head in (MARKOV, EAGLE3)),
     ("train.loss", {**EAGLE3, "train.loss": "cross_entropy"}),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
-    ("decode.simulate_tau", {"decode.simulate_tau": 0.5}),
     ("decode.cache_length", {"decode.cache_length": 2048}),
     ("decode.tree.lanes", {"decode.tree.lanes": 65}),
     ("decode.parity", {"decode.modes": ("autoregressive", "tree"), "decode.parity": "fixed_shape"}),

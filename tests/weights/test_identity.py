@@ -57,7 +57,7 @@ def test_a_change_of_weights_config_or_stop_ids_makes_another_target(target, cha
 def test_another_chat_template_makes_another_target(tmp_path):
     for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ASSETS / "tiny_qwen3" / file, tmp_path)
-    before = target_identity(tmp_path)  # no weights: as decode.simulate_tau takes a target
+    before = target_identity(tmp_path)
     with (tmp_path / "chat_template.jinja").open("a") as template:
         template.write("!")
     assert target_identity(tmp_path) == {**before, "tokenizer": target_identity(tmp_path)["tokenizer"]} != before

@@ -19,7 +19,6 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target as load
-from domino_jax.weights.random_weights import target_or_random
 from domino_jax.weights.target import load_target, read_target_config, read_target_scheme, target_table
 from tests.helpers.decoding_models import check_lossless, make_generator, random_drafter, random_prompts
 from tests.helpers.golden_files import check_logits, write_model
@@ -258,17 +257,3 @@ def test_a_drafter_that_inherits_the_key_of_its_target_is_read_by_its_tensors(tm
     target, _ = load_target(GOLDEN / "tied_shift" / "target", "float32")
     folders = (GOLDEN / "tied_shift" / "drafter", tmp_path / "drafter")
     jax.tree.map(np.testing.assert_array_equal, *(load_drafter(folder, target, "float32")[1] for folder in folders))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("form", "quantize"), [("fp8", None), ("pack_quantized", None), ("plain", "int8")])
-def test_a_folder_without_weights_gets_random_ones_of_its_scheme(tmp_path, form, quantize):
-    raw = config_of("fp8" if form == "plain" else form)
-    if form == "plain":
-        del raw["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    made = target_or_random(str(tmp_path), "bfloat16", quantize=quantize)
-    kernel = made.params["layers_0"]["mlp"]["up_proj"]["kernel"]
-    assert float(dequantized(kernel).std()) == pytest.approx(0.02, rel=0.05)
-    logits = made.model.apply({"params": made.params}, jnp.zeros((1, 3), jnp.int32))["logits"]
-    assert np.isfinite(logits).all() and float(logits.std()) > 0
