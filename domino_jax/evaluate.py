@@ -9,8 +9,8 @@ domino_jax.regenerate wrote, or the output folder of domino_jax.decode. Without 
 eval.prompts first, with the sampling of config.decode, into OUTPUT/answers.jsonl, where a later call finds them.
 
 OUTPUT has evaluation.json, evaluation.html and plots/; another call replaces them. --round_seconds names a JSON file
-{"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or is "measure" to time rounds here; the table then
-has the speed-up of each number of drafts.
+for each drafter, {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or is "measure" to time rounds here;
+the table then has the speed-up of each number of drafts.
 """
 
 import math
@@ -61,7 +61,7 @@ def main(flags: cli.Flags) -> None:
     rules.check(config, "evaluate", flags.set_keys, flags.given)
     paths = drafter_paths(flags)
     output = output_folder(flags.output)
-    stated_seconds = read_seconds(flags.round_seconds)
+    stated_seconds = read_seconds(flags.round_seconds, paths)
     keep_compiled()
 
     # 2. The processes, where they share a mesh.
@@ -97,7 +97,7 @@ def main(flags: cli.Flags) -> None:
             accepted[path] = judge(models, settings, answers, source)
             drafters[path] = drafter_facts(models, path)
             if flags.round_seconds:
-                seconds[path] = stated_seconds or measure_rounds(models, settings, answers)
+                seconds[path] = stated_seconds[path] if stated_seconds else measure_rounds(models, settings, answers)
             say(f"{path}: judged")
 
     # 6. The report.
@@ -108,10 +108,10 @@ def main(flags: cli.Flags) -> None:
         "answers": {"source": source, "chosen": chosen, "temperatures": temperatures},
     }
     evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
-    widths = {width for figures in evaluation["drafters"].values() for width in figures["tau"]}
-    if unused := [key for key in stated_seconds if key not in {"0", *widths}]:
-        listed = ", ".join(sorted(widths, key=int))
-        say(f"note: no drafter has a τ with {', '.join(unused)} drafts of {flags.round_seconds}, only with {listed}.")
+    for path, table in stated_seconds.items():
+        widths = evaluation["drafters"][path]["tau"]
+        if unused := [key for key in table if key not in {"0", *widths}]:
+            say(f"note: {path} has no τ with {', '.join(unused)} drafts of its table, only with {', '.join(widths)}.")
     if distributed.is_primary():
         output.mkdir(parents=True, exist_ok=True)
         write_evaluation(output, evaluation)
@@ -131,10 +131,19 @@ def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
     return paths
 
 
-def read_seconds(path: str | None) -> dict[str, float]:
-    """The table of --round_seconds; {} where there is none or it is measured."""
-    if path in (None, MEASURE):
+def read_seconds(files: Sequence[str], paths: Sequence[str]) -> dict[str, dict[str, float]]:
+    """By drafter its table of --round_seconds; {} where there is none or rounds are timed here."""
+    if not files or tuple(files) == (MEASURE,):
         return {}
+    if len(files) != len(paths):
+        raise DominoError(
+            f"there are {len(paths)} drafters, whose rounds take different times, and --round_seconds has tables for"
+            f" {len(files)}: name one for each, in the order of --drafters, or give --round_seconds={MEASURE}."
+        )
+    return {path: read_table(file) for path, file in zip(paths, files, strict=True)}
+
+
+def read_table(path: str) -> dict[str, float]:
     table = read_json(epath.Path(path).expanduser())
     positive = all(type(value) in (int, float) and 0 < value < math.inf for value in table.values())
     if "0" not in table or not positive or not all(key.isdecimal() for key in table):

@@ -51,17 +51,23 @@ def test_the_pass_over_a_decoding_gives_its_tau_and_rates_exactly(decoded, tmp_p
 
 def test_the_target_answers_first_and_two_drafters_are_compared_with_given_times(decoded, tmp_path, capsys):
     other = shutil.copytree(DRAFTER, tmp_path / "other")
-    seconds = tmp_path / "seconds.json"
-    seconds.write_text('{"0": 0.01, "1": 0.02, "3": 0.04}')
-    flags = {"drafters": f"{DRAFTER},{other}", "round_seconds": seconds, "config__eval__prompts": decoded[0]}
-    code, err = start(capsys, tmp_path / "out", **flags)
-    assert code == 0 and "no drafter has a τ with 3 drafts of" in err, err
+    fast, slow = tmp_path / "fast.json", tmp_path / "slow.json"
+    fast.write_text('{"0": 0.01, "1": 0.02, "3": 0.04}')
+    slow.write_text('{"0": 0.01, "1": 0.03}')
+    flags = {"drafters": f"{DRAFTER},{other}", "config__eval__prompts": decoded[0]}
+    code, err = start(capsys, tmp_path / "out", round_seconds=fast, **flags)
+    assert (
+        code == 2
+        and "there are 2 drafters, whose rounds take different times, and --round_seconds has tables for 1" in err
+    )
+    code, err = start(capsys, tmp_path / "out", round_seconds=f"{fast},{slow}", **flags)
+    assert code == 0 and f"{DRAFTER} has no τ with 3 drafts of its table" in err, err
     made = evaluation(tmp_path / "out")
     first, second = made["drafters"].values()
-    assert first == second
+    assert first["tau"] == second["tau"]
     [pair] = made["pairs"]
     assert all(value == {"difference": 0.0, "interval": [0.0, 0.0]} for value in pair["tau"].values())
-    assert first["speedup"] == {"1": first["tau"]["1"] / 2}
+    assert (first["speedup"], second["speedup"]) == ({"1": first["tau"]["1"] / 2}, {"1": first["tau"]["1"] / 3})
     # The answers are stored, and a later call takes them.
     rows = (tmp_path / "out" / "answers.jsonl").read_bytes()
     code, err = start(capsys, tmp_path / "out", config__eval__prompts=decoded[0])
