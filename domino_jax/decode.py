@@ -30,8 +30,6 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.decoding.terminal import chat, show
-from domino_jax.evals.models import Loader, lower_to_drafter, needs_drafter
-from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import console_table, output_folder
 from domino_jax.evals.run import decode_prompts
 from domino_jax.evals.run_info import PromptSource, RunInfo
@@ -39,8 +37,9 @@ from domino_jax.forecast import rounds as forecast_rounds
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.decode_flags import check_flags
+from domino_jax.recipe.models import Loader, lower_to_drafter, needs_drafter
 from domino_jax.recipe.open_keys import decode_settings, width_of
-from domino_jax.recipe.prompt_rows import prompt_source, read_rows, report_limit
+from domino_jax.recipe.prompt_rows import prepare_prompts, prompt_source, prompts_with_room, read_rows, report_limit
 from domino_jax.runtime import distributed
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError, first_line

@@ -29,8 +29,6 @@ from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, drafter_names, write_evaluation
-from domino_jax.evals.models import lower_to_drafter, refuse_other_head
-from domino_jax.evals.prompts import prepare_prompts
 from domino_jax.evals.report import output_folder, read_report
 from domino_jax.evals.round_times import round_seconds
 from domino_jax.evals.run_files import GENERATIONS
@@ -40,8 +38,9 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SAMPLING_VALUES
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
+from domino_jax.recipe.models import lower_to_drafter, refuse_other_head
 from domino_jax.recipe.open_keys import decode_settings
-from domino_jax.recipe.prompt_rows import read_file_rows, read_rows
+from domino_jax.recipe.prompt_rows import prepare_prompts, read_file_rows, read_rows
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say

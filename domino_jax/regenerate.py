@@ -30,11 +30,11 @@ from domino_jax.decoding.conversations import Answerer, converse, first_turn, ou
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.requests import request_of
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.models import lower_to_drafter, refuse_other_head
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
+from domino_jax.recipe.models import lower_to_drafter, refuse_other_head
 from domino_jax.recipe.open_keys import decode_settings, width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import barrier, refuse_differences

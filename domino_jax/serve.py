@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.settings import BASELINE, DecodeSettings
-from domino_jax.evals.models import lower_to_drafter
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
+from domino_jax.recipe.models import lower_to_drafter
 from domino_jax.recipe.open_keys import decode_settings, width_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.drafter import stored_head

@@ -14,9 +14,9 @@ import numpy as np
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_lengths, accept_rates
 from domino_jax.decoding.answers import TargetAnswer
+from domino_jax.decoding.evaluate import WIDTHS
 from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.method.exact import Accepted
-from domino_jax.training.evaluate import WIDTHS
 
 BINS = 10  # of the probabilities in a calibration
 

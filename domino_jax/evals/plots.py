@@ -9,8 +9,8 @@ from etils import epath
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from domino_jax.decoding.evaluate import WIDTHS
 from domino_jax.runtime.files import write_whole
-from domino_jax.training.evaluate import WIDTHS
 from domino_jax.training.metrics import read_rows
 
 DOTS_PER_INCH = 144

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from domino_jax.evals.models import refuse_other_head
 from domino_jax.forecast import dry_run, topologies
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, new_drafter
@@ -23,6 +22,7 @@ from domino_jax.method.settings import DraftSettings
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, cli
+from domino_jax.recipe.models import refuse_other_head
 from domino_jax.recipe.open_keys import decode_settings
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.sizes import device_bytes

@@ -21,8 +21,8 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers
+from domino_jax.decoding.evaluate import Evaluation
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.fields import keyed_fields
@@ -33,12 +33,12 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.recipe.models import Loader, decode_mesh
 from domino_jax.recipe.open_keys import convolution_taps, loss_class, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import cache_folder
-from domino_jax.training.evaluate import Evaluation
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
 from domino_jax.weights.loading import LoadedTarget

@@ -14,16 +14,15 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings, supported_modes
-from domino_jax.evals.models import lower_to_drafter, needs_drafter
-from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT
 from domino_jax.evals.run import decode_prompts
 from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafters import CONFIGS, AnyDrafter
 from domino_jax.method.pair import Pair
 from domino_jax.models.sharding import replicated
+from domino_jax.recipe.models import lower_to_drafter, needs_drafter
 from domino_jax.recipe.open_keys import decode_settings
-from domino_jax.recipe.prompt_rows import read_rows
+from domino_jax.recipe.prompt_rows import prepare_prompts, prompts_with_room, read_rows
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder
 from domino_jax.weights.identity import drafter_identity

@@ -8,10 +8,10 @@ import pytest
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.acceptance import accept_lengths, tau_per_prompt, tau_pooled
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
+from domino_jax.decoding.evaluate import Evaluation
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DataError
-from domino_jax.training.evaluate import Evaluation
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts, random_target
 from tests.helpers.train_runs import write_rows
 

@@ -10,10 +10,9 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.evals.prompts import prepare_prompts, prompts_with_room
 from domino_jax.evals.run import Runner
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
-from domino_jax.recipe.prompt_rows import read_file_rows
+from domino_jax.recipe.prompt_rows import prepare_prompts, prompts_with_room, read_file_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from domino_jax import decode
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
+from domino_jax.decoding.evaluate import Evaluation
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.run import Runner
 from domino_jax.method.drafter import Drafter
@@ -25,7 +26,6 @@ from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettin
 from domino_jax.models import sharding
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
-from domino_jax.training.evaluate import Evaluation
 from tests.helpers.decoding_models import in_eight_bits, make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)

@@ -50,7 +50,7 @@ runpy.run_module("domino_jax.train", run_name="__main__", alter_sys=True)
 # The same with evaluations that take two minutes and look for signals now and then.
 SLOW_EVALUATIONS = """
 import time
-from domino_jax.training.evaluate import Evaluation
+from domino_jax.decoding.evaluate import Evaluation
 
 whole = Evaluation.__call__
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from domino_jax.evals.models import lower_to_drafter
 from domino_jax.method.settings import TreeSettings
+from domino_jax.recipe.models import lower_to_drafter
 from domino_jax.recipe.prompt_rows import read_file_rows
 from tests.helpers.decoding_models import decode_settings_of, random_models
 

@@ -4,8 +4,8 @@ import pytest
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.requests import Request, request_of
-from domino_jax.evals.models import decode_mesh
 from domino_jax.method.settings import SamplingParams, TreeSettings
+from domino_jax.recipe.models import decode_mesh
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import decode_settings_of, random_models
 

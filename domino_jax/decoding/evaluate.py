@@ -1,4 +1,4 @@
-"""Evaluation: τ of the drafter as it is now, on the target's answers to held-out prompts, without decoding.
+"""Evaluation: τ of a drafter, on the target's answers to held-out prompts, without decoding.
 
 Teacher-forced accept length counts labels from data at uniform anchors, so it is above what decoding reaches. The τ
 here is that of the draft-and-verify loop, round by round (decoding/answers.py).
