@@ -163,11 +163,11 @@ NOTED = [
     ("regenerate", "decode.num_drafts", {}, "regenerate.use_drafter is False"),
     ("serve", "decode.batch_size", {}, "serve does not read it"),
     ("evaluate", "decode.num_drafts", {}, "evaluate does not read it"),
-    ("evaluate", "decode.temperature", {"answers"}, "those of --answers"),
+    ("evaluate", "decode.temperature", {"answers"}, "the answers are those"),
     ("decode", "eval.prompts", {"prompts"}, "other prompts are named"),
     ("train", "decode.temperature", {}, "eval.final is False"),
     ("train", "regenerate.temperature", {}, "data.regenerate is False"),
-    ("train", "drafter.path", {}, "train.start_from"),
+    ("train", "drafter.path", {}, "train.start_from names"),
 ]
 
 
