@@ -52,8 +52,7 @@ from domino_jax.weights.loading import keep_compiled, use_exact_matmuls
 def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the flags beside it.
     config = flags.config
-    made_up = flags.dry_run or config.decode.simulate_tau  # a drafter by its shapes
-    rules.check(config, "decode_dry_run" if made_up else "decode", flags.set_keys, flags.given)
+    rules.check(config, "decode_dry_run" if flags.dry_run else "decode", flags.set_keys, flags.given)
     if flags.dry_run:
         return forecast_rounds.main(flags)
     check_flags(flags)

@@ -36,8 +36,8 @@ READS = {
 READS |= {"dry_run": READS["train"], "decode_dry_run": (*READS["decode"], "drafter")}
 # Of these sections, what the commands leave out.
 EXCEPT = dict.fromkeys(READS, ()) | {
-    "train": _decode("tasks", "compare", "concurrency", "simulate_tau", "mesh"),
-    "serve": _decode("num_prompts", "tasks", "compare", "concurrency", "batch_size"),
+    "train": _decode("tasks", "concurrency", "mesh"),
+    "serve": _decode("num_prompts", "tasks", "concurrency", "batch_size"),
     "evaluate": _decode("num_drafts"),
 }
 # Keys on which no text depends, but memory, speed, or which drafter's folder is looked at.
@@ -68,10 +68,8 @@ def unread_keys(config, command: str, set_keys: Collection[str], given: Collecti
     Args:
         command: a key of READS.  given: the command's flags besides the recipe, as "answers".
     """
-    trains, drafter = (
-        command in ("train", "dry_run"),
-        (config.drafter.head, config.train.loss, config.train.dpace_alpha),
-    )
+    trains = command in ("train", "dry_run")
+    drafter = config.drafter.head, config.train.loss, config.train.dpace_alpha
     for key, _, value in walk(config):
         is_set = value != OFF[key] if key in OFF else key in set_keys
         if trains and is_set and (why := unread(key, *drafter)):
