@@ -97,7 +97,7 @@ def main(flags: cli.Flags) -> None:
 def _check_ignored(flags: cli.Flags) -> None:
     """Refuses flags and keys that the figures of one drafter do not show."""
     ignored = {f"--{name}": getattr(flags, name) for name in ("output", "prompt", "prompts", "interactive")}
-    ignored |= {f"config.decode.{name}": flags.config.decode[name] for name in ("compare", "concurrency")}
+    ignored["config.decode.concurrency"] = flags.config.decode.concurrency
     for name, value in ignored.items():
         if value:
             raise DominoError(f"--dry_run and {name} are both given, but --dry_run ignores {name}; remove one of them.")
