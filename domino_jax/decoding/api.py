@@ -141,7 +141,7 @@ def load(
             accepted and how long rounds took (docs/decoding.md). max_new_tokens is at most half of the cache and of the
             positions of either model.
         quantize: copies of the target's matrices in eight bits: "int8", "fp8", or "int8_layers" and "fp8_layers", which
-            leave the lm_head as it is. The text is then that of these copies.
+            leave the lm_head as it is. These copies determine the text.
         changes: fields of DecodeSettings and of its sampling and drafting by name, as in load(target, drafter,
             dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()).
 

@@ -1,7 +1,7 @@
 """Evaluation: τ of a drafter, on the target's answers to held-out prompts, without decoding.
 
 Teacher-forced accept length counts labels from data at uniform anchors, so it is above what decoding reaches. The τ
-here is that of the draft-and-verify loop, round by round (decoding/answers.py).
+here equals τ of the draft-and-verify loop, round by round (decoding/answers.py).
 """
 
 import functools

@@ -35,7 +35,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What some rounds added to one answer; finish_reason is None until the last piece."""
+    """A part of an answer, added by some rounds; finish_reason is None until the last piece."""
 
     token_ids: list[int]
     accept_lengths: list[int]
@@ -132,7 +132,7 @@ class Generator(Programs):
         requests: Sequence[int | Request] | None = None,
         **choices: Any,
     ) -> Queue:
-        """A queue in which these prompts wait; requests and errors are those of `generate`, choices those of Queue."""
+        """A queue in which these prompts wait. requests, and errors: as for `generate`.  choices: as for Queue."""
         self.check_mode(mode)
         requests = map(self.request, range(len(prompts)) if requests is None else requests)
         queued = [QueuedRequest(*pair) for pair in zip(prompts, requests, strict=True)]

@@ -10,7 +10,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits of one generator, those of its settings and those of its models.
+    """The limits that settings and models set to one generator.
 
     vocab: rows of the target's embedding.  block_rows: cache rows that a round writes after the committed ones.
     positions: the smaller max_position_embeddings of target and drafter.  model: whose that is.

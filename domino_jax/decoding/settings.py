@@ -1,4 +1,4 @@
-"""Modes and decode settings as plain values; those of sampling and drafting are in method/settings.py.
+"""Modes and decode settings as plain values; method/settings.py has the settings of sampling and drafting.
 
 A field that is made by `key` is a key of the recipe's decode section, with its default and range here. Nothing here
 imports jax, so that a recipe is checked before jax starts.
@@ -44,8 +44,8 @@ def supported_modes(modes: Sequence[str], drafter: "Drafter") -> tuple[str, ...]
 
 
 def default_modes(drafter: "Drafter") -> tuple[str, ...]:
-    """What is decoded where no modes are named: plain decoding, the drafter's own chain and, if it has a head on a
-    backbone, the backbone alone."""
+    """The modes where none are named: plain decoding, the drafter's own chain and, if it has a head on a backbone, the
+    backbone alone."""
     if not drafter.has_head:
         return (BASELINE, DRAFT)
     return (BASELINE, BACKBONE, DOMINO if drafter.head == DOMINO else DRAFT)
@@ -95,7 +95,7 @@ class DecodeSettings:
     widths: tuple[int, ...] = (0, 4, 8, 16)
 
     def change(self, **values: Any) -> "DecodeSettings":
-        """The settings with other values, under the names of all fields, those of sampling and drafting included.
+        """The settings with other values. Names are all fields, also of sampling and drafting.
 
         Raises:
             TypeError: an unknown name.
@@ -165,7 +165,7 @@ class DecodeSettings:
             raise DominoError(f"decode.{problem}")
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values under the recipe's names, those of sampling and drafting among the others; infinity is "inf"."""
+        """JSON values under the recipe's names, with sampling and drafting among the others; infinity is "inf"."""
         values = {**vars(self), **vars(self.sampling), **vars(self.drafting)}
         for name in ("sampling", "drafting", "smallest_cache", "use_head", "draft_vocab_rows"):
             del values[name]

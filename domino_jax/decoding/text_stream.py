@@ -11,7 +11,7 @@ class TextStream:
     """Takes token ids piece by piece and returns the text that is certain so far; special tokens are left out.
 
     A tokenizer may write a token differently after another one (a leading space, the bytes of a character). So each
-    call decodes the new tokens together with those of the piece before, and returns the text that they add.
+    call decodes the new tokens together with the tokens of the piece before, and returns the text that they add.
     """
 
     def __init__(self, tokenizer: Any):

@@ -22,7 +22,7 @@ BINS = 10  # of the probabilities in a calibration
 
 
 def widths_of(most: int) -> tuple[int, ...]:
-    """The numbers of drafts with figures, for a drafter of `most` drafts a round: those of WIDTHS below, and all."""
+    """The numbers of drafts a round that get figures: WIDTHS below `most`, and `most`, all drafts of the block."""
     return (*(width for width in WIDTHS if width < most), most)
 
 
@@ -115,7 +115,7 @@ def calibration(accepted: Sequence[Accepted]) -> list[dict[str, Any]]:
 
 
 def speedups(taus: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """By drafts of a round, the speed-up over plain decoding: τ times the seconds of a plain step by those of a round.
+    """By drafts of a round, the speed-up over plain decoding: τ × seconds of a plain step ÷ seconds of a round.
 
     seconds: by drafts, "0" is the plain step; widths that it does not list have no speed-up.
     """

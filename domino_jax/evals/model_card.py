@@ -28,7 +28,7 @@ def model_card(
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
 ) -> str:
-    """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
+    """The card's text. The arguments have the names of export.write_export; weights counts parameters."""
     path = recipe["target"]["path"]
     target = public_name(path)
     settings = {**recipe["train"], **recipe["drafter"].get(config.head, {})}

@@ -1,8 +1,7 @@
 """Whether two texts of one prompt differ only at near ties (docs/method.md)."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +19,13 @@ NEAR_TIE = 1e-4
 NEAR_TOP_P = 1e-5
 
 
-@dataclasses.dataclass(frozen=True)
-class Divergence:
+class Divergence(NamedTuple):
     """The first place where two texts of one prompt differ, and why that is or is not a near tie."""
 
     prompt: int
     position: int  # index among the new tokens
-    margin: float  # distance of the two best values of log p + g, or of a token from the edge of top-k or top-p
+    # Distance of the two best values of log p + g, or of a token from an edge of top-k or top-p. None: a text was cut.
+    margin: float | None
     near_tie: bool
 
 
@@ -48,7 +47,7 @@ def divergences(
         shortest = min(len(first), len(second))
         position = next((i for i in range(shortest) if first[i] != second[i]), shortest)
         if position == shortest:  # one text is a prefix of the other: a stop was missed, never a tie
-            diverged.append(Divergence(index, position, float("inf"), False))
+            diverged.append(Divergence(index, position, None, False))
             continue
         prefix = [*prompts[index], *first[:position]]
         logits = logits_after(models, prefix, generator.bucket(len(prefix)))
@@ -67,7 +66,7 @@ def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams
     bfloat16 has 8 significant bits, so for a best logit in [16, 32) the limit is 0.25; like the margin it is
     divided by the temperature.
 
-    compared: the logits in question, the best one and those of the two choices; the largest magnitude decides.
+    compared: the best logit and the logits of the two choices; the largest magnitude decides.
     """
     if dtype == jnp.float32:
         return NEAR_TIE

@@ -60,7 +60,7 @@ def round_seconds(
 def round_stopwatches(
     models: Pair, generator: Generator, state: DecodeState, modes: Sequence[str]
 ) -> dict[str, Callable[[int], float]]:
-    """What round_split times, as turns → seconds: parts of a chain by name, whole rounds by round_of."""
+    """Turns → seconds of everything that round_split times: parts of a chain by name, whole rounds by round_of."""
     live, parts = endless(state), {}
     drafting = generator.drafting(DRAFT)
     if set(modes) & set(CHAINS) and drafting.num_drafts != 0:

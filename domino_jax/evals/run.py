@@ -6,7 +6,6 @@ does not grow with what is generated.
 """
 
 import dataclasses
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from domino_jax.decoding.generate import Clock, Generation, Generator, new_gener
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import BASELINE, DecodeSettings
 from domino_jax.evals.mode_run import ModeRun, add_clock, figures_of, ratio
-from domino_jax.evals.near_ties import Divergence, divergences
+from domino_jax.evals.near_ties import divergences
 from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.round_times import round_split
 from domino_jax.evals.run_files import RunFiles, generation_row, read_generation
@@ -47,7 +46,7 @@ def decode_prompts(
     """Decodes prompts in every mode into the folder `output` and returns the report.
 
     Args:
-        target: for its tokenizer and stop ids; the weights that run are those of `models`.
+        target: for its tokenizer and stop ids; `models` has the weights that run.
         settings: in effect, which fit the drafter.  prompts: for which there is room (prompts_with_room).
         restart: begin from scratch where `output` holds a decoding of something else, instead of refusing it.
     """
@@ -214,7 +213,8 @@ class Runner:
             for mode in compared:
                 both = answers[reference], answers[mode]
                 for entry in divergences(self.models, self.generator, ids, *both, requests):
-                    differing[mode].append(_divergence(entry, *turns[entry.prompt]))
+                    place, prompt = turns[entry.prompt]
+                    differing[mode].append({**entry._asdict(), "prompt": place, "id": prompt.answer_id})
             turns = [
                 (place, prompt.next_turn(self.codec.decode(answer.token_ids), self.codec))
                 for (place, prompt), answer in zip(turns, answers[reference], strict=True)
@@ -247,14 +247,3 @@ class Runner:
             }
             for mode in drafting
         }
-
-
-def _divergence(divergence: Divergence, place: int, prompt: Prompt) -> dict[str, Any]:
-    """JSON values; a text that ends early has no margin, and JSON no infinity."""
-    return {
-        "prompt": place,
-        "id": prompt.answer_id,
-        "position": divergence.position,
-        "margin": divergence.margin if math.isfinite(divergence.margin) else None,
-        "near_tie": bool(divergence.near_tie),
-    }

@@ -25,7 +25,7 @@ PROGRESS = "progress.jsonl"
 
 
 class RunFiles:
-    """Appends groups to the two files of `folder` and reads back those of earlier starts; a context manager.
+    """Appends groups to the two files of `folder` and reads the groups of earlier starts; a context manager.
 
     Args:
         run: what the run is made with, by section; a folder begun with something else is refused.

@@ -27,7 +27,7 @@ class PromptSource:
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What a decoding is made with.
+    """The origin of a decoding: settings, models and prompts.
 
     requested: the recipe's settings.  target, drafter: path and identity (weights/identity.py).
     """

@@ -18,7 +18,7 @@ from domino_jax.weights.target import read_target_config
 
 
 def decode_mesh(data: int, tensor: int, batch_size: int, key: str = "decode.batch_size") -> Mesh | None:
-    """The mesh to decode on; None for one device. -1 is the rest of the devices. key: that of batch_size.
+    """The mesh to decode on; None for one device. -1 is the rest of the devices. key: the name of batch_size.
 
     DominoError: more devices than are here, rows that cannot be cut evenly, or processes left without work.
     """
