@@ -2,7 +2,8 @@
 
 A row has {"messages": [...]} or ShareGPT {"conversations": [...]}. Keys that change what the model reads are rendered
 (system, tools, chat_template_kwargs) or refused by name; other columns (id, source, scores, ...) change nothing. A null
-value is an absent one, in a row and in a message, and so is an empty column of these keys.
+value is an absent one, in a row, in a message and at any depth of tools and tool_calls, where a table of many tools
+gives each the parameters of all others. So is an empty column of these keys.
 """
 
 import dataclasses
@@ -53,6 +54,13 @@ def present(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in columns.items() if value is not None}
 
 
+def without_nulls(value: Any) -> Any:
+    """A copy of JSON values whose objects have no null."""
+    if isinstance(value, dict):
+        return {key: without_nulls(entry) for key, entry in present(value).items()}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
+
+
 def read_chat(row: Mapping[str, Any], where: str) -> Chat:
     """The conversation of a row.
 
@@ -98,6 +106,8 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
 def _message(turn: Any, form: str, name: str) -> dict[str, Any]:
     """{"role", "content", ...} without null values, whatever the row's form."""
     fields = present(turn) if isinstance(turn, dict) else {}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = without_nulls(fields["tool_calls"])
     keys = ("from", "value") if form == "conversations" and "role" not in fields else ("role", "content")
     role, content = (fields[key] if key in fields else None for key in keys)
     textless = content is None and "tool_calls" in fields and bool(fields["tool_calls"])
@@ -121,7 +131,8 @@ def _variables(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise DataError(f"{where}: chat_template_kwargs is {quote(kwargs)}, expected an object.")
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(f"{where}: tools is {quote(tools)}, expected a list of objects or its JSON text.")
-    return {**present(kwargs or {}), **({"tools": tools} if tools else {})}
+    variables = {**present(kwargs or {}), **({"tools": tools} if tools else {})}
+    return {name: without_nulls(value) if name == "tools" else value for name, value in variables.items()}
 
 
 def _json_column(row: Mapping[str, Any], key: str, where: str) -> Any:

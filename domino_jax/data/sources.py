@@ -1,5 +1,8 @@
 """The files that data.train names: a file or a glob; JSONL, plain or .gz; local or gs://.
 
+Files that commands keep beside rows match no glob: parts of an unfinished regeneration, whose rows are in the whole
+file, and .meta.json. A file beside its compressed copy is refused, because its rows would be read twice.
+
 Rows are read at random, so files from a bucket are copied into the cache folder once, and compressed files are unpacked
 there once. Both get their final name only when complete, so several processes may share the folder, and a killed one
 leaves no half-written file to read.
@@ -11,20 +14,25 @@ import dataclasses
 import glob
 import gzip
 import hashlib
+import logging
 import os
 import pathlib
+import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from domino_jax.runtime import remote
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError, DominoError, warn_once
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, make_once
 
 COMPRESSED = ".gz"
 HASHING_THREADS = 4
+_OURS = re.compile(r".+(\.part-\d+-of-\d+\.jsonl|\.meta\.json)")  # of answer_files.py
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +60,11 @@ def find_files(pattern: str) -> list[str]:
     """The files that a path or glob names, sorted; a DominoError without any."""
     local = os.path.expanduser(pattern)
     names = _remote_matches(pattern) if is_remote(pattern) else _matches(local)
+    if twice := sorted({name + COMPRESSED for name in names} & set(names)):
+        raise DominoError(
+            f"{pattern} names {twice[0]} and {twice[0].removesuffix(COMPRESSED)}, so their rows would be read twice;"
+            " move one of them away, or name fewer files."
+        )
     if names:
         return names
     if not is_remote(pattern) and os.path.isdir(local):
@@ -64,7 +77,7 @@ def find_files(pattern: str) -> list[str]:
 def _matches(pattern: str) -> list[str]:
     if os.path.isfile(pattern):  # also one with a bracket in its name
         return [pattern]
-    return sorted(name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
+    return _rows_among(name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
 
 
 def _remote_matches(pattern: str) -> list[str]:
@@ -76,7 +89,21 @@ def _remote_matches(pattern: str) -> list[str]:
         parts = pattern.split("/")
         fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
         base = remote.open_path("/".join(parts[:fixed]))
-        return sorted(os.fspath(path) for path in base.glob("/".join(parts[fixed:])))
+        return _rows_among(os.fspath(path) for path in base.glob("/".join(parts[fixed:])))
+
+
+def _rows_among(matches: Iterable[str]) -> list[str]:
+    """The files that a glob names, sorted, without those that commands keep beside rows."""
+    names = sorted(matches)
+    rows = [name for name in names if not _OURS.fullmatch(os.path.basename(name))]
+    parts = [name for name in set(names).difference(rows) if name.endswith(".jsonl")]
+    if parts:
+        warn_once(
+            log,
+            f"{min(parts)} is a part of a regeneration that was not finished, and is not read: start"
+            " domino_jax.regenerate again, which makes one file of all parts.",
+        )
+    return rows
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from domino_jax.data.messages import read_chat
+from domino_jax.data.prompts import read_prompt
 from domino_jax.runtime.errors import DataError
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -43,6 +44,28 @@ def test_system_tools_and_template_variables_are_read():
         "chat_template_kwargs": {"enable_thinking": True},
     }
     assert read_chat(again, "row") == chat
+
+
+def test_a_null_inside_tools_and_calls_is_as_if_it_were_absent():
+    def row(filled, text=False, kwargs=False):
+        absent = {"ticker": None} if filled else {}
+        schema = {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Oslo", None]} | absent} | absent,
+        }
+        tools = [{"type": "function", "function": {"name": "weather", "parameters": schema} | absent}]
+        call = {"function": {"name": "weather", "arguments": {"city": "Oslo", "days": [{"of": 1} | absent]} | absent}}
+        turns = [USER, ANSWER | {"tool_calls": [call | absent]}]
+        tools = {"tools": json.dumps(tools) if text else tools}
+        return {"messages": turns} | ({"chat_template_kwargs": tools} if kwargs else tools)
+
+    plain = read_chat(row(False), "row")
+    assert read_chat(row(True), "row") == read_chat(row(True, text=True), "row") == plain
+    assert read_chat(row(True, kwargs=True), "row") == plain
+    assert plain.variables["tools"][0]["function"]["parameters"]["properties"]["city"]["enum"] == ["Oslo", None]
+    assert read_prompt(json.dumps(row(True)).encode(), "row", "0") == read_prompt(
+        json.dumps(row(False)).encode(), "row", "0"
+    )
 
 
 @pytest.mark.parametrize("flag", ["weight", "loss_mask", "train", "trainable"])

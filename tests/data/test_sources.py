@@ -38,6 +38,27 @@ def test_a_glob_names_its_files_in_order_and_no_folders(tmp_path):
     assert find_files(f"{tmp_path}/**/*.jsonl")[-1] == f"{tmp_path}/deep/c.jsonl"
 
 
+def test_files_that_commands_keep_beside_rows_match_no_glob(tmp_path, caplog):
+    for name in ("rows.jsonl", "rows.jsonl.part-0-of-2.jsonl", "rows.jsonl.part-1-of-2.jsonl", "rows.jsonl.meta.json"):
+        write_rows(tmp_path, rows_of([3]), name)
+    for pattern in ("*.jsonl", "rows.jsonl*", "**/*"):
+        assert find_files(f"{tmp_path}/{pattern}") == [f"{tmp_path}/rows.jsonl"]
+    assert "rows.jsonl.part-0-of-2.jsonl is a part of a regeneration that was not finished" in caplog.text
+    named = f"{tmp_path}/rows.jsonl.part-1-of-2.jsonl"
+    assert find_files(named) == [named]
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(DominoError, match="no file matches"):
+        find_files(f"{tmp_path}/*.jsonl")
+
+
+def test_a_file_beside_its_compressed_copy_is_refused(tmp_path):
+    for name in ("a.jsonl", "a.jsonl.gz", "b.jsonl.gz"):
+        write_rows(tmp_path, rows_of([3]), name)
+    with pytest.raises(DominoError, match="a.jsonl.gz and .*a.jsonl, so their rows would be read twice"):
+        find_files(f"{tmp_path}/*")
+    assert find_files(f"{tmp_path}/*.gz") == [f"{tmp_path}/a.jsonl.gz", f"{tmp_path}/b.jsonl.gz"]
+
+
 def test_a_path_that_exists_is_no_glob_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = write_rows(tmp_path, rows_of([3]), "[v2] rows.jsonl")
