@@ -81,9 +81,9 @@ def _data() -> Section:
         # ends with exit code 3. True: they are left out and counted.
         skip_bad_rows=False,
         max_length=Key(3072, least=2),  # tokens of a row
-        # pad: to max_length. pack: several rows in one. buckets: to a quarter, half or all of max_length, by the
-        # batch's longest row. A checkpoint's position in the data counts the items of its layout.
-        layout=Key("pad", choices=("pad", "pack", "buckets"), shape=True),
+        # pad: to max_length. pack: several rows in one. A checkpoint's position in the data counts the items of its
+        # layout.
+        layout=Key("pad", choices=("pad", "pack"), shape=True),
     )
 
 

@@ -11,7 +11,6 @@ with another number of them. It also continues with another batch size: the curr
 import bisect
 import dataclasses
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,20 +20,18 @@ WINDOWS_KEPT = 4
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Item `item` of the window of `rows` rows from place `first` of the endless order, arranged for `batch_size`."""
+    """Item `item` of the window of `rows` rows from place `first` of the endless order."""
 
     first: int
     rows: int
-    batch_size: int
     item: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A batch before it is read: row ids of this process' items, the padded length, the position after it."""
+    """A batch before it is read: row ids of this process' items, the position after it."""
 
     items: list[np.ndarray]
-    length: int
     position: Position
 
 
@@ -42,27 +39,15 @@ class Plan:
 class Layout:
     """How rows fill the places of a batch.
 
-    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest of `buckets` that holds
-        its rows).
+    kind: pad (rows to max_length) or pack (rows side by side).
     max_length: tokens a row is cut to, and tokens of a place. batch_size: places of the global batch.
-    window: rows that are packed or sorted into buckets together.
+    window: rows that are packed together.
     """
 
     kind: str
     max_length: int
     batch_size: int
     window: int
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """Lengths of batches in rising order: a quarter, half and all of max_length."""
-        return self.max_length // 4, self.max_length // 2, self.max_length
-
-    def padded_length(self, longest: int) -> int:
-        """The length of a batch whose longest row has `longest` tokens."""
-        if self.kind != "buckets":
-            return self.max_length
-        return next(length for length in self.buckets if longest <= length)
 
 
 def row_order(ids: np.ndarray, seed: int) -> Sequence[int]:
@@ -95,19 +80,6 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     return order, np.cumsum(np.bincount(rank[chosen]))
 
 
-def group_by_bucket(lengths: np.ndarray, buckets: Sequence[int], batch_size: int, key: tuple[int, int]) -> np.ndarray:
-    """An order of rows in which each batch holds rows of one bucket where possible; `key` shuffles the batches.
-
-    The first len(lengths) % batch_size rows come first: they complete a batch that an earlier window began.
-    """
-    order = np.argsort(np.searchsorted(np.asarray(buckets), lengths), kind="stable")
-    head = len(order) % batch_size
-    groups = order[head:].reshape(-1, batch_size)
-    # Raw bits and a sort: unlike Generator.permutation they stay the same from one NumPy to the next.
-    shuffled = np.argsort(np.random.Philox(key=key).random_raw(len(groups)), kind="stable")
-    return np.concatenate([order[:head], groups[shuffled].reshape(-1)])
-
-
 class Plans:
     """Plan i is batch i, counted from a start position: a random-access source for Grain, thread-safe."""
 
@@ -118,21 +90,19 @@ class Plans:
         layout: Layout,
         *,
         num_rows: int,
-        seed: int,
         process_rows: slice,
         start: Position | None,
     ):
         """order: from `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
         self._process_rows = process_rows
-        self._order, self._lengths, self._layout, self._seed = order, lengths, layout, seed
-        self._batch_size = batch_size = layout.batch_size
+        self._order, self._lengths, self._layout = order, lengths, layout
+        self._batch_size = layout.batch_size
         # A window wider than the data would hold a row several times and could pack it beside itself.
-        window = max(1, min(layout.window, num_rows))
-        self._window = max(batch_size, window - window % batch_size) if layout.kind == "buckets" else window
+        self._window = max(1, min(layout.window, num_rows))
         if start and layout.kind == "pack":  # data.train may have fewer rows than before
-            start = dataclasses.replace(start, rows=min(start.rows, window))
+            start = dataclasses.replace(start, rows=min(start.rows, self._window))
         #: the position of batch 0
-        self.start = start or self._next_window(0, 0)
+        self.start = start or Position(0, self._window, 0)
         self._windows = [dataclasses.replace(self.start, item=0)]
         # The number of each window's first item; one entry more than there are arranged windows.
         self._item_bounds = [-self.start.item]
@@ -148,14 +118,7 @@ class Plans:
             items = [self._item(*self._locate(first + place)) for place in range(self._batch_size)]
             window, item = self._locate(first + self._batch_size, arranged=False)
             position = dataclasses.replace(self._windows[window], item=item)
-        # The longest row of the whole batch decides: all processes have to agree on its length.
-        longest = max(int(self._lengths[ids].sum()) for ids in items)
-        return Plan(items[self._process_rows], self._layout.padded_length(longest), position)
-
-    def _next_window(self, first: int, item_number: int) -> Position:
-        # Buckets are grouped by batches: a window that starts inside a batch is shorter by the rows that batch has.
-        begun = item_number % self._batch_size if self._layout.kind == "buckets" else 0
-        return Position(first, self._window - begun, self._batch_size, 0)
+        return Plan(items[self._process_rows], position)
 
     def _locate(self, number: int, arranged: bool = True) -> tuple[int, int]:
         """An item's window and its place there; with arranged False the last window may still be unarranged."""
@@ -163,7 +126,7 @@ class Plans:
         while number > bounds[-1] or (arranged and number == bounds[-1]):
             window = self._windows[len(bounds) - 1]
             bounds.append(bounds[-1] + len(self._arrangement(len(bounds) - 1)[1]))
-            self._windows.append(self._next_window(window.first + window.rows, bounds[-1]))
+            self._windows.append(Position(window.first + window.rows, self._window, 0))
         window = bisect.bisect_right(bounds, number) - 1
         return window, number - bounds[window]
 
@@ -182,11 +145,7 @@ class Plans:
     def _arrange(self, window: Position) -> tuple[np.ndarray, np.ndarray]:
         places = range(window.first, window.first + window.rows)
         ids = np.asarray([self._order[place] for place in places], np.int64)
-        lengths = self._lengths[ids]
         if self._layout.kind == "pack":
-            order, ends = pack(lengths, self._layout.max_length)
+            order, ends = pack(self._lengths[ids], self._layout.max_length)
             return ids[order], ends
-        if self._layout.kind == "buckets":
-            key = (self._seed % 2**64, window.first)
-            ids = ids[group_by_bucket(lengths, self._layout.buckets, window.batch_size, key)]
         return ids, np.arange(1, len(ids) + 1)

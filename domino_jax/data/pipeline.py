@@ -117,7 +117,6 @@ class Batches:
             self.rows.lengths,
             self.layout,
             num_rows=len(self.rows),
-            seed=self.seed,
             process_rows=process_rows,
             start=start,
         )
@@ -126,11 +125,10 @@ class Batches:
         """(share of a batch's tokens that are text, rows in each place), estimated from the first SAMPLED_ROWS rows."""
         batch_size = self.layout.batch_size
         plans = self._plans(slice(0, batch_size))
-        rows = text = padded = places = 0
+        rows = text = places = 0
         while rows < min(SAMPLED_ROWS, len(self.rows), self.layout.window):
             plan = plans[places // batch_size]
             places += batch_size
-            padded += batch_size * plan.length
             rows += sum(map(len, plan.items))
             text += sum(int(self.rows.lengths[ids].sum()) for ids in plan.items)
-        return text / padded, rows / places
+        return text / (places * self.layout.max_length), rows / places

@@ -9,7 +9,7 @@ from domino_jax.data.chat import TrainingRow
 from domino_jax.data.order import Layout, Plan, Position
 from domino_jax.data.rows import TrainingRows
 
-POSITION = "position"  # a key of every batch inside the pipeline: int64 [4], the position of the next batch
+POSITION = "position"  # a key of every batch inside the pipeline: int64 [3], the position of the next batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +21,11 @@ class BatchEncoder:
 
     def __call__(self, plan: Plan) -> dict[str, np.ndarray]:
         placed = [[self.rows.read(int(row_id)) for row_id in ids] for ids in plan.items]
+        length = self.layout.max_length
         if self.layout.kind == "pack":
-            filled = [pack_rows(rows, plan.length) for rows in placed]
+            filled = [pack_rows(rows, length) for rows in placed]
         else:
-            filled = [pad_row(rows[0], plan.length) for rows in placed]
+            filled = [pad_row(rows[0], length) for rows in placed]
         batch = {name: np.stack([item[name] for item in filled]) for name in filled[0]}
         batch["row_ids"] = np.asarray([ids[0] for ids in plan.items], np.int32)
         return batch | {POSITION: np.asarray(dataclasses.astuple(plan.position), np.int64)}

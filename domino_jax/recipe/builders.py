@@ -45,7 +45,7 @@ from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
 CHANNELS_PER_FILTER = 16  # of the convolutions, as in public DFlash2 drafters
-WINDOW = 4_096  # rows that are packed or sorted into buckets together
+WINDOW = 4_096  # rows that are packed together
 
 
 def loader_of(flags, settings: DecodeSettings, key: str = "decode.batch_size") -> Loader:

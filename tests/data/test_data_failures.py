@@ -9,7 +9,7 @@ import pytest
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import batches_of, rows_of, take, write_rows
 
-LAYOUTS = ("pad", "pack", "buckets")
+LAYOUTS = ("pad", "pack")
 LENGTHS = [3 + place * 5 % 6 for place in range(50)]  # 3 to 8
 
 

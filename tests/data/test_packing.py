@@ -52,7 +52,7 @@ def test_a_packed_row_restarts_positions_and_counts_documents():
 
 def test_a_position_in_more_rows_than_there_are_now_packs_none_beside_itself():
     def plans(rows, start=None):
-        choices = {"num_rows": rows, "seed": 7, "process_rows": slice(0, 4), "start": start}
+        choices = {"num_rows": rows, "process_rows": slice(0, 4), "start": start}
         return Plans(row_order(np.arange(rows), 7), np.full(rows, 10, np.int32), Layout("pack", 32, 4, 64), **choices)
 
     now = plans(10, plans(48)[1].position)
