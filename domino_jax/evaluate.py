@@ -24,7 +24,7 @@ from etils import epath
 from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, count_cut, read_answers
 from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
@@ -88,6 +88,8 @@ def main(flags: cli.Flags) -> None:
         passes = AnswerPasses(answers, settings.drafting, settings.batch_size)
         refuse_differences({"the answers": passes.digest})
         chosen = passes.chosen_share(target, source)
+        if cut := count_cut([answer.token_ids for answer in answers], loaded.stop_ids):
+            say(f"{cut} of the {len(answers)} answers end without a stop token: a limit cut them.")
 
         # 5. Each drafter: its weights, its pass, its rounds.
         accepted, drafters, seconds = {}, {}, {}
@@ -104,7 +106,7 @@ def main(flags: cli.Flags) -> None:
     origin = {
         "target": {"path": config.target.path, "quantize": config.target.quantize, **identity},
         "dtype": settings.dtype,
-        "answers": {"source": source, "chosen": chosen, "temperatures": temperatures},
+        "answers": {"source": source, "chosen": chosen, "temperatures": temperatures, "cut": cut},
     }
     evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
     for path, table in stated_seconds.items():

@@ -2,10 +2,11 @@
 
     python -m domino_jax.regenerate --config=configs/tiny.py --prompts=PROMPTS.jsonl --output=ROWS.jsonl
 
-One row a prompt, in the prompts' order: {"id", "token_ids", "loss_mask", "finish_reason", "messages"}. token_ids are
-exactly the tokens that the target read and generated, and loss_mask is 1 on those it generated, so that training
-never meets a text tokenised another way. Every user message is answered in turn, with the answers so far as history;
-answers in the prompts are replaced. With regenerate.use_drafter the drafter of drafter.path speeds this up.
+One row a prompt, in the prompts' order: {"id", "token_ids", "loss_mask", "finish_reason", "sampling", "messages"}.
+token_ids are exactly the tokens that the target read and generated, and loss_mask is 1 on those it generated, so that
+training never meets a text tokenised another way. Every user message is answered in turn, with the answers so far as
+history; answers in the prompts are replaced. Answers that the template rewrites as history are also in earlier_turns,
+as they were generated. With regenerate.use_drafter the drafter of drafter.path speeds this up.
 
 It can be killed at any moment and started again with any number of processes: rows are appended whole, queue by queue,
 and a prompt with an answer is not answered again (answer_files.py). Every process answers its share on all its
@@ -80,7 +81,7 @@ def answer_rows(
     if files.processes.count > 1:
         refuse_differences({"what the answers are made with": files.origin})
     if files.is_finished():
-        say(f"{files.output} holds all {len(rows)} answers already.")
+        say(f"{files.output} holds all {len(rows)} answers already{cut_answers(files)}.")
         return
     drafter_path = config.drafter.path if use_drafter else None
     if use_drafter and not drafter_path:
@@ -181,7 +182,12 @@ def regenerate_rows(
             work = list(process_queues(prompts, settings.batch_size, done, files.processes))
             answer(work, files, answerer, codec, done)
         files.finish()
-    say(f"{files.output} holds {len(files.ids)} answers.")
+    say(f"{files.output} holds {len(files.ids)} answers{cut_answers(files)}.")
+
+
+def cut_answers(files: AnswerFiles) -> str:
+    """How many of the answers max_new_tokens ended, for a message."""
+    return f", {files.cut} of them cut by regenerate.max_new_tokens" if files.cut else ""
 
 
 def first_turns(
@@ -252,7 +258,7 @@ def answer(
             tokens += sum(conversation.tokens for conversation in answered)
             rate = f"{tokens / answerer.seconds:,.0f} tokens/s"
             new = [conversation for conversation in answered if conversation.prompt.id not in done]
-            rows.append(*(output_row(conversation, codec) for conversation in new))
+            rows.append(*(output_row(conversation, codec, answerer.settings) for conversation in new))
             progress.advance(len(new), rate)
 
 

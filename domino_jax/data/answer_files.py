@@ -52,11 +52,12 @@ def local_output(output: str | os.PathLike) -> Path:
 
 
 class RowBytes(NamedTuple):
-    """Where a whole row is stored."""
+    """Where a whole row is stored, and whether the limit of tokens cut its answer."""
 
     file: Path
     start: int
     size: int
+    cut: bool
 
 
 class AnswerFiles:
@@ -74,13 +75,16 @@ class AnswerFiles:
         self.processes = processes
         self.meta = output.with_name(output.name + ".meta.json")
         self.part = self._part(processes.index)
+        self.cut = 0  # answers that the limit of tokens cut, once the first process has counted them
 
     def is_finished(self) -> bool:
         """Whether the output holds every row in order already, of the same origin; changes nothing."""
         if self.parts() or not self.output.is_file() or not self.output.stat().st_size:
             return False
         self.check_origin()
-        return list(find_rows([self.output])) == list(self.ids)
+        rows = find_rows([self.output])
+        self.cut = sum(row.cut for row in rows.values())
+        return list(rows) == list(self.ids)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[set[str]]:
@@ -125,6 +129,7 @@ class AnswerFiles:
                 f"{self.output}: {len(missing)} of {len(self.ids)} rows are in none of its parts, {missing[0]} for one."
                 "\nAll processes have to see the same folder; give an --output that they share, and run it again."
             )
+        self.cut = sum(rows[name].cut for name in self.ids)
         parts = self.parts()
         if parts or list(rows) != list(self.ids):
             with replacing(self.output) as fresh:
@@ -172,7 +177,8 @@ def find_rows(files: Collection[Path]) -> dict[str, RowBytes]:
             if name in seen or not isinstance(name, str):
                 raise DataError(f"{path}:{line.number}: the id {name!r} is missing or there twice; remove the line.")
             seen.add(name)
-            rows.setdefault(name, RowBytes(path, line.start, len(line.text)))
+            cut = row.get("finish_reason") == "length"
+            rows.setdefault(name, RowBytes(path, line.start, len(line.text), cut))
     return rows
 
 
@@ -181,7 +187,7 @@ def copy_rows(path: Path, rows: Sequence[RowBytes]) -> None:
     with contextlib.ExitStack() as stack:
         sources = {source: stack.enter_context(source.open("rb")) for source in {row.file for row in rows}}
         out = stack.enter_context(path.open("wb"))
-        for source, start, size in rows:
+        for source, start, size, _ in rows:
             sources[source].seek(start)
             out.write(sources[source].read(size))
         out.flush()

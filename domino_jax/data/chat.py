@@ -4,7 +4,8 @@ The mask follows from two renderings. The text before an answer is the rendering
 generation prompt: exactly the prompt of the model. The answer runs from there to the token that closes the turn, which
 is supervised too. Pieces are tokenised separately, as in decoding, so that no token straddles the start of an answer;
 by a tokenizer that puts a space before every text (Llama 2) at once, where a token belongs to the piece it begins in.
-A template may rewrite an earlier turn once later ones follow. The start of such an answer is unknown, so it is context.
+A template may rewrite an earlier turn once later ones follow, as Qwen3's leaves its thoughts out. There such an answer
+is context, and it is learned in a row of its own, which ends with it (`training_rows`).
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n|Hello<|im_end|>|\\n
     0 0 0 0 0 ...                                                                      1 1 1 ...        0
@@ -16,7 +17,7 @@ import datetime
 import functools
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -28,6 +29,7 @@ from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
 
 PROBE = "domino-probe"  # no template treats this text specially
 HIDDEN = "\ufdd0"  # a noncharacter: no text has it
+WRITTEN = ("content", "reasoning_content", "reasoning", "thinking")  # what a message says, if a template writes it
 # What templates that write today's date write into rows and prompts of files, so that these do not change at midnight:
 # the date that Llama 3.2's template has where there is no clock.
 DATE = datetime.date(2024, 7, 26)
@@ -91,17 +93,28 @@ class TextCodec:
 
 
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> TrainingRow:
-    """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
+    """The last one of `training_rows`: the whole conversation up to its last answer."""
+    return training_rows(tokenizer, row, thinking, where)[-1]()
+
+
+def training_rows(tokenizer: Any, row: dict, thinking: bool, where: str) -> list[Callable[[], TrainingRow]]:
+    """The rows of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}, each encoded on its call.
 
     token_ids take precedence over messages: `regenerate` writes both, and only the ids are the target's actual output.
+    Its rows have further ones in earlier_turns (decoding/conversations.py).
     With thinking off the empty think block belongs to the prompt; with thinking on the thoughts are part of the answer.
-    Turns after the last answer are left out.
+    An answer is learned in the last row that has it as it was generated. There is one row, which ends with the last
+    answer, unless the template rewrites earlier answers: then each of these ends a row of its own, before that one.
     """
     if "token_ids" in row:
-        return _row_of_ids(row, where)
+        earlier = row.get("earlier_turns") or []
+        if not isinstance(earlier, list) or not all(isinstance(turn, dict) and "token_ids" in turn for turn in earlier):
+            raise DataError(f"{where}: earlier_turns is {quote(earlier)}, expected a list of rows with token_ids.")
+        return [functools.partial(_row_of_ids, turn, where) for turn in (*earlier, row)]
     chat = read_chat(row, where)
     _refuse_text_without(tokenizer, where)
-    return _encode_chat(_template_of(tokenizer, thinking, where, chat), chat)
+    template = _template_of(tokenizer, thinking, where, chat)
+    return [functools.partial(_encode_pieces, template, *rendered) for rendered in _render_rows(template, chat)]
 
 
 def _refuse_text_without(tokenizer: Any, where: str) -> None:
@@ -121,15 +134,24 @@ def _row_of_ids(row: dict, where: str) -> TrainingRow:
     return TrainingRow(np.asarray(row["token_ids"], np.int32), np.asarray(mask, np.float32))
 
 
-def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
+def _render_rows(template: "_Template", chat: Chat) -> list[tuple[str, list[tuple[int, int]]]]:
+    """(text, start and end of each answer that is learned in it) for every row of a conversation."""
     # A turn of the assistant that opens the conversation answers nothing: it is context.
     messages = chat.messages
-    roles = [message["role"] for message in messages]
-    answers = [place for place in range(1, len(messages)) if roles[place] == "assistant" and chat.learned[place]]
-    if answers:
-        messages = messages[: answers[-1] + 1]
-    text = template.render(messages, ask=False)
-    spans = _answer_spans(template, messages, answers, text) if answers else []
+    places = range(1, len(messages))
+    answers = [place for place in places if messages[place]["role"] == "assistant" and chat.learned[place]]
+    if not answers:
+        return [(template.render(messages, ask=False), [])]
+    renderings, rows = _Renderings(template, messages, answers[-1]), []
+    while answers:
+        spans = renderings.spans(answers)
+        if answers[-1] in spans:
+            rows.append((renderings.visible(answers[-1] + 1), list(spans.values())))
+        answers = [place for place in answers[:-1] if place not in spans]
+    return rows[::-1]
+
+
+def _encode_pieces(template: "_Template", text: str, spans: list[tuple[int, int]]) -> TrainingRow:
     edges = list(itertools.chain(*spans))
     encode = functools.partial(_encode, template.tokenizer, where=template.where)
     if adds_a_space(template.tokenizer):
@@ -149,44 +171,85 @@ def adds_a_space(tokenizer: Any) -> bool:
     return tokenizer.is_fast and "".join(tokenizer.tokenize("a")) != "a"
 
 
-def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:
-    """Start and end (closing token included) of every answer whose bounds are known; the last one's are.
+class _Renderings:
+    """A conversation's texts in its template, each rendered once, with the bounds of answers in them.
 
-    answers: indices of messages; the last one is the last message.  text: the rendering of the messages.
+    The closing token is hidden in the messages, so that each one in a text is the template's.
     """
-    where, token = template.where, closing_token(template.tokenizer)
-    if token is None:
-        raise DataError(
-            f"{where}: the chat template closes an assistant's turn with no special token, so the end of an answer is"
-            " unknown.\nGive such rows as token_ids and loss_mask."
-        )
-    closing, _ = token
-    # With the closing token hidden in the messages, each one in the text is the template's.
-    mark = HIDDEN * len(closing)
-    hidden = _replace(messages, closing, mark)
-    hidden_text = text if hidden == messages else template.render(hidden, ask=False)
-    if hidden_text.replace(mark, closing) != text:
-        raise DataError(f"{where}: a message contains {closing!r}, which closes a turn in this chat template.")
-    spans: list[tuple[int, int]] = []
-    for place in answers:
-        start = _answer_start(template, hidden, place, hidden_text, after=spans[-1][1] if spans else 0)
-        end = None if start is None else _answer_end(template, hidden, place, hidden_text, start, closing)
-        if end is None and place < answers[-1]:
-            continue
-        if end is None:
-            problem = "changes the text before" if start is None else f"does not close with {closing!r}"
+
+    def __init__(self, template: "_Template", messages: list[dict], last: int):
+        """last: the last answer, which has to be known; earlier ones need not be."""
+        self.template, self.messages, self.last, self.where = template, messages, last, template.where
+        token = closing_token(template.tokenizer)
+        if token is None:
+            template.render(messages, ask=False)  # a template that refuses them says why
             raise DataError(
-                f"{where}: the chat template {problem} the answer of message {place}, the last one, so its bounds are"
-                " unknown.\nGive such rows as token_ids and loss_mask."
+                f"{self.where}: the chat template closes an assistant's turn with no special token, so the end of an"
+                " answer is unknown.\nGive such rows as token_ids and loss_mask."
             )
-        if mark in hidden_text[start:end]:
-            keys = ", ".join(key for key, value in messages[place].items() if closing in str(value))
+        self.closing, _ = token
+        self.mark = HIDDEN * len(self.closing)
+        self.hidden = _replace(messages, self.closing, self.mark)
+        # The generation prompt may hold an empty think block, which the template drops from earlier turns. Most rows
+        # need the first of the two alone, and a rendering is much of a row's time.
+        bare = dataclasses.replace(template, thinking=True)
+        self.variants = (template,) if template == bare else (template, bare)
+        self.text = functools.cache(lambda count: template.render(self.hidden[:count], ask=False))
+        self.prompt = functools.cache(lambda count, number: self.variants[number].render(self.hidden[:count], ask=True))
+
+    def visible(self, count: int) -> str:
+        """The text of the first `count` messages."""
+        text = self.text(count).replace(self.mark, self.closing)
+        if self.hidden != self.messages and text != self.template.render(self.messages[:count], ask=False):
             raise DataError(
-                f"{where}: message {place} contains {closing!r} in its {keys}, which closes a turn in this chat"
-                " template: no answer of the target goes on after it. Correct or remove the row."
+                f"{self.where}: a message contains {self.closing!r}, which closes a turn in this chat template."
             )
-        spans.append((start, end))
-    return spans
+        return text
+
+    def spans(self, answers: list[int]) -> dict[int, tuple[int, int]]:
+        """{message: start and end, closing token included} of the answers that the text up to the last of them has as
+        they were generated; others were rewritten, and are context."""
+        spans, text, after = {}, self.text(answers[-1] + 1), 0
+        for place in answers:
+            answer, start = self.generated(place), self.start(place, text, after)
+            if answer is not None and start is not None and text.startswith(answer, start):
+                after = start + len(answer)
+                spans[place] = start, after
+        return spans
+
+    def start(self, place: int, text: str, after: int = 0) -> int | None:
+        """Where the answer `messages[place]` begins in a text, at `after` or later; None if the template wrote the text
+        before it in another way."""
+        prompts = (self.prompt(place, number) for number in range(len(self.variants)))
+        return next((len(prompt) for prompt in prompts if len(prompt) >= after and text.startswith(prompt)), None)
+
+    def generated(self, place: int) -> str | None:
+        """The answer as the target writes it, with the closing token; None where that is unknown.
+
+        Raises DataError: it is unknown of the last answer, or an answer contains the closing token.
+        """
+        text, message = self.text(place + 1), self.hidden[place]
+        start = self.start(place, text)
+        end = -1 if start is None else text.find(self.closing, start)
+        written = "".join(text.split())
+        lost = [key for key in WRITTEN if key in message and "".join(str(message[key]).split()) not in written]
+        if end < 0 or lost:
+            if place != self.last:
+                return None
+            problem = f"leaves out the {lost[0]}" if lost else f"does not close with {self.closing!r} the end"
+            problem = "changes the text before" if start is None else f"{problem} of"
+            raise DataError(
+                f"{self.where}: the chat template {problem} the answer of message {place}, the last one, so it is"
+                " unknown what the target writes there.\nGive such rows as token_ids and loss_mask."
+            )
+        answer = text[start : end + len(self.closing)]
+        if self.mark in answer:
+            keys = ", ".join(key for key, value in self.messages[place].items() if self.closing in str(value))
+            raise DataError(
+                f"{self.where}: message {place} contains {self.closing!r} in its {keys}, which closes a turn in this"
+                " chat template: no answer of the target goes on after it. Correct or remove the row."
+            )
+        return answer
 
 
 def _replace(value: Any, old: str, new: str) -> Any:
@@ -198,29 +261,6 @@ def _replace(value: Any, old: str, new: str) -> Any:
     if isinstance(value, dict):
         return {_replace(key, old, new): _replace(item, old, new) for key, item in value.items()}
     return value
-
-
-def _answer_start(template: "_Template", messages: list[dict], place: int, text: str, after: int) -> int | None:
-    """Where the answer `messages[place]` begins in the template's text, at `after` or later; None if the template wrote
-    the text before it in another way."""
-    # The generation prompt may hold an empty think block, which the template drops from earlier turns. Most rows need
-    # the first of the two alone, and a rendering is much of a row's time.
-    bare = dataclasses.replace(template, thinking=True)
-    variants = (template,) if template == bare else (template, bare)
-    prompts = (variant.render(messages[:place], ask=True) for variant in variants)
-    return next((len(prompt) for prompt in prompts if len(prompt) >= after and text.startswith(prompt)), None)
-
-
-def _answer_end(
-    template: "_Template", messages: list[dict], place: int, text: str, start: int, closing: str
-) -> int | None:
-    """Where the answer that begins at `start` ends; None if the template does not close its turn."""
-    end = text.find(closing, start) + len(closing)
-    if end < len(closing):
-        return None
-    # A turn that is left open, as some are before a tool's result, would end after that: only the answer may be inside.
-    alone = text if place + 1 == len(messages) else template.render(messages[: place + 1], ask=False)
-    return end if text[start:end] in alone[start:] else None
 
 
 @functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row

@@ -27,8 +27,9 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import replacing
 from domino_jax.runtime.progress import PATIENCE, Progress
 
-FORMAT = 2
+FORMAT = 3
 LINES_PER_TASK = 256
+MEASURED = 9  # columns of _measure
 READ_BYTES = 1 << 26
 ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
 # Its encoding tells apart two tokenizers that share a vocabulary but split text differently.
@@ -114,28 +115,25 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    # A row per line with the fields of Index from `lengths` on; lengths is -1 for a blank line and for a bad row.
-    measured, bad = [np.zeros((0, 5), np.int64)], BadRows()
-    total = sum(map(len, spans))
-    with _measure_all(tasks, encoder) as parts, Progress("reading rows", total, after=PATIENCE) as progress:
-        for part, bad_rows in parts:
-            measured.append(part)
+    measured, bad = [np.zeros((0, MEASURED), np.int64)], BadRows()
+    counts = dict.fromkeys(files, 0)
+    with _measure_all(tasks, encoder) as results, Progress("reading rows", sum(map(len, spans)), after=PATIENCE) as bar:
+        for (file, _, lines), (rows, bad_rows) in zip(tasks, results, strict=True):
+            counts[file] += len(rows)
+            measured.append(rows)
             bad.join(bad_rows)
-            progress.advance(len(part))
-    values = np.concatenate(measured)
-    is_row = values[:, 0] >= 0
-    bounds = np.cumsum([0, *map(len, spans)])
-    all_spans = np.concatenate([np.zeros((0, 2), np.int64), *spans])
-    lines = np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)) + 1
+            bar.advance(len(lines))
+    starts, ends, lines, parts, lengths, supervised, usable, prompts, hashes = np.concatenate(measured).T
     index = Index(
-        counts=np.diff(np.concatenate([[0], np.cumsum(is_row)])[bounds]),
-        spans=all_spans[is_row],
-        lines=lines[is_row],
-        lengths=values[is_row, 0].astype(np.int32),
-        supervised=values[is_row, 1].astype(np.int32),
-        usable=values[is_row, 2] > 0,
-        prompts=values[is_row, 3].astype(np.int32),
-        prompt_hashes=values[is_row, 4],
+        counts=np.asarray(list(counts.values()), np.int64),
+        spans=np.stack([starts, ends], axis=1),
+        lines=lines,
+        parts=parts.astype(np.int32),
+        lengths=lengths.astype(np.int32),
+        supervised=supervised.astype(np.int32),
+        usable=usable > 0,
+        prompts=prompts.astype(np.int32),
+        prompt_hashes=hashes,
         bad=np.asarray(bad.count),
     )
     return index, bad
@@ -173,8 +171,11 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
 
 
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple[np.ndarray, BadRows]:
-    """int64 [lines, 5] for lines [first, first + len(spans)) of a file, and those that cannot be used."""
-    out, bad = np.full((len(spans), 5), -1, np.int64), BadRows()
+    """int64 [rows, MEASURED] for lines [first, first + len(spans)) of a file, and the lines that cannot be used.
+
+    The columns are those of Index from `spans` to `prompt_hashes`.
+    """
+    out, bad = [], BadRows()
     base = int(spans[0, 0])
     block = read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):
@@ -183,14 +184,16 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
         if not line.strip():
             continue
         try:
-            row = encoder(line, f"{file.name}:{number}")
+            rows = encoder(line, f"{file.name}:{number}")
         except DataError as error:
             bad.add(error)
             continue
-        prompt = prompt_of(row.loss_mask)
-        kinds = has_anchor(row.loss_mask), prompt, prompt_hash(row.token_ids[:prompt])
-        out[place] = len(row.token_ids), row.loss_mask.sum(), *kinds
-    return out, bad
+        prompt = prompt_of(rows[0].loss_mask)
+        shared = prompt_hash(rows[0].token_ids[:prompt])
+        for part, row in enumerate(rows):
+            sizes = len(row.token_ids), int(row.loss_mask.sum()), has_anchor(row.loss_mask)
+            out.append((start, end, number, part, *sizes, 0 if part else prompt, shared))
+    return np.asarray(out, np.int64).reshape(-1, MEASURED), bad
 
 
 _encoder: RowEncoder | None = None  # of this worker process

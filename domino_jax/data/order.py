@@ -11,6 +11,7 @@ with another number of them. It also continues with another batch size: the curr
 import bisect
 import dataclasses
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 

@@ -1,12 +1,12 @@
 """Training rows by number: which are usable, their length and place, and their tokens on demand."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from domino_jax.data.chat import TrainingRow, encode_training_row
+from domino_jax.data.chat import TrainingRow, training_rows
 from domino_jax.data.held_out import SHORTEST, beginning_hashes, hold_out, prompt_hash
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
@@ -18,15 +18,30 @@ SHOWN_CHARACTERS = 600  # of one piece of a row in a text for people
 
 @dataclasses.dataclass(frozen=True)
 class RowEncoder:
-    """One line of JSON to a TrainingRow of at most max_length tokens; ids of vocab_size or more are refused."""
+    """One line of JSON to its TrainingRows (chat.training_rows), each of at most max_length tokens.
+
+    Ids of vocab_size or more are refused.
+    """
 
     tokenizer: Any
     max_length: int
     thinking: bool
     vocab_size: int | None
 
-    def __call__(self, line: bytes, where: str) -> TrainingRow:
-        row = encode_training_row(self.tokenizer, present(parse_row(line, where)), self.thinking, where)
+    def __call__(self, line: bytes, where: str) -> list[TrainingRow]:
+        return [self._cut(make(), where) for make in self._rows(line, where)]
+
+    def part(self, line: bytes, where: str, number: int) -> TrainingRow:
+        """The row of that number alone, from 0."""
+        rows = self._rows(line, where)
+        if number >= len(rows):
+            raise DataError(f"{where}: the line no longer has {number + 1} answers; data must not change under a run.")
+        return self._cut(rows[number](), where)
+
+    def _rows(self, line: bytes, where: str) -> list[Callable[[], TrainingRow]]:
+        return training_rows(self.tokenizer, present(parse_row(line, where)), self.thinking, where)
+
+    def _cut(self, row: TrainingRow, where: str) -> TrainingRow:
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
             raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")
@@ -65,15 +80,18 @@ def read_span(file: DataFile, start: int, end: int) -> bytes:
 class Index:
     """Facts about all N rows of F files, as arrays: millions of rows take some tens of megabytes.
 
-    counts int64 [F]: rows of each file. spans int64 [N, 2]: a row's bytes (`read_span`). lines int64 [N]: its line,
-    from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
-    prompts int32 [N]: tokens before the first supervised one. prompt_hashes int64 [N]: their held_out.prompt_hash.
+    counts int64 [F]: rows of each file. spans int64 [N, 2]: the bytes of a row's line (`read_span`). lines int64 [N]:
+    that line, from 1. parts int32 [N]: which of the line's rows it is, from 0. lengths, supervised int32 [N]: tokens
+    after truncation. usable bool [N]: the row has an anchor.
+    prompts int32 [N]: of a line's first row the tokens before the first supervised one, of its other rows 0.
+    prompt_hashes int64 [N]: their held_out.prompt_hash, for all rows of a line that of the first.
     bad int64 []: further rows, which cannot be used and are left out.
     """
 
     counts: np.ndarray
     spans: np.ndarray
     lines: np.ndarray
+    parts: np.ndarray
     lengths: np.ndarray
     supervised: np.ndarray
     usable: np.ndarray
@@ -86,7 +104,7 @@ class TrainingRows:
     """The usable rows of all files as a sequence, encoded on access.
 
     A row is usable if it has an anchor and is not held out. That is decided before shuffling, so an epoch is every
-    usable row exactly once. A row's id is its number over all files in order, blank lines not counted.
+    usable row exactly once. A row's id is its number over all files in order.
 
     held_out: prompts to leave out of training (held_out.hold_out), each at most half of max_length long.
     """
@@ -156,7 +174,8 @@ class TrainingRows:
     def read(self, row_id: int) -> TrainingRow:
         """The row of that id."""
         where = self.where(row_id)
-        row = self._encoder(read_span(self._file(row_id), *map(int, self._index.spans[row_id])), where)
+        line = read_span(self._file(row_id), *map(int, self._index.spans[row_id]))
+        row = self._encoder.part(line, where, int(self._index.parts[row_id]))
         if len(row.token_ids) != self.lengths[row_id]:
             raise DataError(
                 f"{where}: the row has {len(row.token_ids)} tokens, and {self.lengths[row_id]} when the run began; "

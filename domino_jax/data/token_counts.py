@@ -26,7 +26,8 @@ def order_of_rows_in(pattern: str, tokenizer: Any, vocab: int) -> np.ndarray:
     """`order_of` the first rows of data.train."""
     encode = RowEncoder(tokenizer, LONGEST, thinking=False, vocab_size=vocab)
     rows = ((line, f"{path}:{number}") for path in find_files(pattern) for number, line in read_lines(path))
-    return order_of((encode(*row) for row in itertools.islice(rows, COUNTED_ROWS)), vocab)
+    encoded = itertools.chain.from_iterable(encode(*row) for row in rows)
+    return order_of(itertools.islice(encoded, COUNTED_ROWS), vocab)
 
 
 def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) -> np.ndarray:

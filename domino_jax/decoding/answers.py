@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ import numpy as np
 from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
-from domino_jax.decoding.requests import Request, request_of
+from domino_jax.decoding.requests import Request, recorded_request
 from domino_jax.method.exact import OF_ANCHORS, Accepted, accepted_drafts, behind_choice
 from domino_jax.method.pair import Pair
-from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind, SamplingParams
+from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
 from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
 from domino_jax.runtime.errors import DataError, DominoError
@@ -59,20 +59,19 @@ class TargetAnswer:
 def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = None) -> list[TargetAnswer]:
     """The first `limit` answers of a file with rows of a training, as `regenerate` writes them.
 
-    Of a row with several answers the last one counts. Sampling and seed are those that the file's .meta.json states,
-    and a row's place in the file keys its noise; without that file the answers are greedy.
+    Of a row with several answers the last one counts. Its sampling is that which the row records. Rows of other makers
+    record none: they have that of the file's .meta.json and the noise of their place, or else are greedy.
 
     Raises:
-        DataError: no rows, or one without an answer.
+        DataError: no rows, one without an answer, or one that .meta.json does not belong to.
     """
     meta = open_path(f"{path}.meta.json").expanduser()
     stored = read_json(meta) if meta.exists() else {}
-    values = {name: stored[name] for name in ("seed", *SAMPLING_VALUES) if name in stored}
-    shared = request_of({"id": f"settings in {meta}", **values, "seed": values.get("seed", 0)}, 0)
+    stored = {name: stored[name] for name in ("seed", *SAMPLING_VALUES) if name in stored}
     answers: list[TargetAnswer] = []
     for number, row in itertools.islice(read_jsonl(path), limit):
         where = f"{path}:{number}"
-        request = Request(len(answers), shared.seed, None, shared.sampling or SamplingParams())
+        request = recorded_request(row, len(answers), stored, where)
         prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
         task = row["task"] if isinstance(row.get("task"), str) else None
         if not ids:
@@ -88,6 +87,11 @@ def last_answer(row: TrainingRow) -> tuple[list[int], list[int]]:
     edges = np.flatnonzero(np.diff(row.loss_mask[1:] > 0.5, prepend=False, append=False)) + 1
     start, end = edges[-2:] if len(edges) else (0, 0)
     return row.token_ids[:start].tolist(), row.token_ids[start:end].tolist()
+
+
+def count_cut(answers: Iterable[Sequence[int]], stop_ids: Collection[int]) -> int:
+    """How many answers, given by their token ids, end without a stop token: a limit of tokens cut them."""
+    return sum(ids[-1] not in stop_ids for ids in answers if len(ids))
 
 
 def check_answers(answers: Sequence[TargetAnswer], models: Pair, source: str) -> None:
@@ -171,7 +175,7 @@ class AnswerPasses:
             raise DataError(
                 f"{source}: {share:.1%} of the answers' tokens are what this target would choose; the first other one"
                 f" is token {chosen[first].argmin()} of the answer in row {self.answers[first].id}.\n"
-                "Name answers of this target and template, and of sampled ones a file whose .meta.json states the seed."
+                "Name answers of this target and template, and sampled ones with the sampling and seed that made them."
             )
         return share
 

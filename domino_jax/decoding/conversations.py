@@ -8,7 +8,7 @@ from typing import Any
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.prompts import Prompt
-from domino_jax.decoding.requests import request_of, with_defaults
+from domino_jax.decoding.requests import ROW_VALUES, recorded, request_of, with_defaults
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.pair import Pair
 from domino_jax.runtime.errors import DataError
@@ -28,17 +28,17 @@ ROLES = ("system", "user", "assistant")
 class AnsweredPrompt:
     """A prompt at the turn that it has reached, with the answer to it.
 
-    earlier: (prompt, answer) ids of the turns before it.
+    earlier: the ids of the prompt, and the answer, of the turns before it.
     """
 
     prompt: Prompt
     answer: Generation | None = None
-    earlier: list[tuple[Sequence[int], list[int]]] = dataclasses.field(default_factory=list)
+    earlier: list[tuple[Sequence[int], Generation]] = dataclasses.field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         """The number of tokens in all its answers."""
-        return len(self.answer.token_ids) + sum(len(answer) for _, answer in self.earlier)
+        return len(self.answer.token_ids) + sum(len(answer.token_ids) for _, answer in self.earlier)
 
 
 def first_turn(row: Mapping[str, Any], place: int, codec: TextCodec) -> Prompt:
@@ -153,29 +153,50 @@ def ask_next(turn: AnsweredPrompt, answerer: Answerer, codec: TextCodec) -> bool
     prompt = turn.prompt.next_turn(codec.decode(turn.answer.token_ids), codec)
     if not answerer.fits(prompt):
         return False
-    turn.earlier.append((turn.prompt.token_ids, turn.answer.token_ids))
+    turn.earlier.append((turn.prompt.token_ids, turn.answer))
     turn.prompt = prompt
     return True
 
 
-def output_row(turn: AnsweredPrompt, codec: TextCodec) -> dict[str, Any]:
-    """The training row: the last turn's ids, masked where they are the target's own."""
-    prompt, answer, row = turn.prompt.token_ids, turn.answer.token_ids, turn.prompt.row
-    mask = [0] * len(prompt) + [1] * len(answer)
-    for before, earlier in turn.earlier:
-        start = find_answer(prompt, before, earlier)
-        if start is not None:
-            mask[start : start + len(earlier)] = [1] * len(earlier)
-    output = {"id": turn.prompt.id, "token_ids": [*prompt, *answer], "loss_mask": mask}
-    output["finish_reason"] = turn.answer.finish_reason
+def output_row(turn: AnsweredPrompt, codec: TextCodec, settings: DecodeSettings) -> dict[str, Any]:
+    """The training row: the last turn's ids, masked where they are the target's own, and how they were sampled.
+
+    Answers that the template rewrote as history, without their thoughts for one, are in rows of their turns, under
+    earlier_turns.
+    """
+    row, rows = turn.prompt.row, []
+    turns = [*turn.earlier, (turn.prompt.token_ids, turn.answer)]
+    while turns:
+        learned, turns = learned_row(turns)
+        rows.insert(0, learned)
+    *earlier, last = rows
+    request = with_defaults(turn.prompt.request, settings)
+    asked = {name: row[name] for name in ROW_VALUES if name in row}
+    output = {"id": turn.prompt.id, **last, **asked, "sampling": recorded(request)}
+    if earlier:
+        output["earlier_turns"] = earlier
     if isinstance(row.get("task"), str):
         output["task"] = row["task"]  # by which `evaluate` divides its table
-    text = codec.decode(answer)
+    text = codec.decode(turn.answer.token_ids)
     if "messages" in row:
         output["messages"] = [*row["messages"], {"role": "assistant", "content": text}]
     elif text is not None:
         output["text"] = text
     return output
+
+
+def learned_row(turns: Sequence[tuple[Sequence[int], Generation]]) -> tuple[dict[str, Any], list]:
+    """(the row of the last turn with every answer that its text has token for token, the other turns)."""
+    (prompt, answer), rewritten = turns[-1], []
+    mask = [0] * len(prompt) + [1] * len(answer.token_ids)
+    for before, earlier in turns[:-1]:
+        start, size = find_answer(prompt, before, earlier.token_ids), len(earlier.token_ids)
+        if start is None:
+            rewritten.append((before, earlier))
+        else:
+            mask[start : start + size] = [1] * size
+    ids = [*prompt, *answer.token_ids]
+    return {"token_ids": ids, "loss_mask": mask, "finish_reason": answer.finish_reason}, rewritten
 
 
 def find_answer(history: Sequence[int], prompt: Sequence[int], answer: Sequence[int]) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.settings import SAMPLING_VALUES, Problem, SamplingParams
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.keys import LARGEST
 
 
@@ -64,6 +64,42 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
     if "seed" in values and (problem := seed_problem(values["seed"])):
         raise DataError(f"{where}: {problem}")
     return Request(0 if "seed" in values else noise, values.get("seed"), values.get("max_new_tokens"), sampling)
+
+
+def recorded(request: Request) -> dict[str, Any]:
+    """The sampling of an answer as JSON values, as a row of answers states it."""
+    return {"seed": request.seed, "noise": request.noise, **dataclasses.asdict(request.sampling)}
+
+
+def recorded_request(row: Mapping[str, Any], place: int, stored: Mapping[str, Any], where: str) -> Request:
+    """The sampling of an answer: that which its row records, else the row's own values and those of its file.
+
+    Args:
+        place: of the row, which keys the noise where none is recorded.
+        stored: values of the whole file, in whose place the row may have its own.
+
+    Raises:
+        DataError: a value out of range, or the row was made with other values than the file states.
+    """
+    own = {name: row[name] for name in ROW_VALUES if name in row}
+    if "sampling" in row:
+        values = dict(row["sampling"]) if isinstance(row["sampling"], dict) else {}
+        noise = values.pop("noise", None)
+        if not isinstance(noise, int) or set(values) != {"seed", *SAMPLING_VALUES}:
+            raise DataError(
+                f"{where} has sampling {quote(row['sampling'])}, expected values as regenerate writes them."
+            )
+        for name in set(stored) - set(own):
+            if values[name] != stored[name]:
+                raise DataError(
+                    f"{where} was answered with {name} {values[name]}, but the .meta.json beside its file states"
+                    f" {name} {stored[name]}, so it is of other answers; remove it, or name the file that it is of."
+                )
+    else:
+        shared = {name: stored[name] for name in stored if name == "seed" or not set(own) & set(SAMPLING_VALUES)}
+        values, noise = {"seed": 0, **shared, **own}, 0 if "seed" in own else place
+    checked = request_of({"id": where, **values}, 0)
+    return Request(noise, checked.seed, None, checked.sampling or SamplingParams())
 
 
 def seed_problem(seed: int) -> Problem | None:

@@ -13,7 +13,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from domino_jax.data.rows import TrainingRows, mark_answers
-from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, last_answer
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, count_cut, last_answer
 from domino_jax.decoding.requests import Request
 from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.pair import Pair
@@ -54,7 +54,8 @@ def run_preflight(
             )
     drawn = [row for _, row in sample]
     request = Request(0, 0, None, SamplingParams())
-    answers = [TargetAnswer("", *last_answer(row), request) for row in drawn[:SCORED_ROWS]]
+    texts = [last_answer(row) for row in drawn]
+    answers = [TargetAnswer("", *text, request) for text in texts[:SCORED_ROWS]]
     with jax.set_mesh(mesh):
         passes = AnswerPasses(answers, DraftSettings(), row_shards(mesh))
         share = passes.chosen_share(Pair(loaded.model, loaded.params), "the rows", least=0.0)
@@ -63,6 +64,7 @@ def run_preflight(
         "stop_ids": list(loaded.stop_ids),
         "data": {"fingerprint": fingerprint, **rows.counts()},
         "rows_searched": len(drawn),
+        "answers_cut": count_cut((ids for _, ids in texts), loaded.stop_ids),
         "chosen_share": share,
     }
     if is_primary():
@@ -82,6 +84,11 @@ def describe(facts: dict[str, Any], stop_tokens: Sequence[str]) -> list[str]:
         f"{data['supervised_tokens'] / data['tokens']:.1%} of {data['tokens']:,} tokens are supervised",
         f"the target itself would choose {share:.1%} of the answers' tokens",
     ]
+    if cut := facts["answers_cut"]:
+        lines.append(
+            f"{cut} of {facts['rows_searched']} rows end within an answer: data.max_length, or the limit that it was"
+            " generated with, cut it"
+        )
     if share < 0.7:  # sampling with the usual settings gives more
         lines.append("warning: these answers are not its own, and a drafter trained on them is seldom accepted.")
         lines.append("Let it answer the prompts: domino_jax.regenerate or --config.data.regenerate=True.")

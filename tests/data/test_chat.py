@@ -128,6 +128,17 @@ def test_an_answer_that_the_template_rewrites_as_history_is_context(tokenizer):
     assert marked(tokenizer, same).count("[") == 2
 
 
+def test_the_last_answer_is_refused_if_the_template_leaves_out_its_thoughts():
+    """As older templates of distilled R1 models: what is left would be learned where the target writes its thoughts."""
+    dropping = make_tokenizer(TEMPLATE.replace("(loop.last or thought)", "false"))
+    with pytest.raises(DataError, match="leaves out the content of the answer of message 3"):
+        encode_training_row(dropping, {"messages": turns("a", "b", "c", "<think>hm</think>d")}, thinking=True)
+    apart = [*turns("a"), {"role": "assistant", "content": "b", "thinking": "hm"}]
+    unread = make_tokenizer(TEMPLATE.replace("m.reasoning_content", "none"))
+    with pytest.raises(DataError, match="leaves out the thinking of"):
+        encode_training_row(unread, {"messages": apart}, thinking=True)
+
+
 def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_not_supervised():
     open_calls = make_tokenizer(
         "{% for m in messages %}{{ m.role + ':' + m.content }}{{ '' if m.tool_calls else '<|im_end|>' }}{% endfor %}"

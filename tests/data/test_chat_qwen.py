@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from domino_jax.data.chat import adds_a_space, encode_prompt, encode_training_row
+from domino_jax.data.chat import adds_a_space, encode_prompt, encode_training_row, training_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.chat import TEMPLATE, marked, turns
 
@@ -33,6 +33,7 @@ TOOL_MESSAGES = [
     {"role": "tool", "content": "done"},
     {"role": "assistant", "content": "It is 42."},
 ]
+END = "<|im_end|>"
 TOOL_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": 25}}\n</tool_call>'
 
 
@@ -79,15 +80,59 @@ def test_thinking_on_the_thoughts_are_supervised(qwen):
     assert marked(qwen, encode_training_row(qwen, {"messages": apart}, thinking=True)) == expected
 
 
-@pytest.mark.parametrize("thinking", [False, True])
-def test_every_answer_of_a_conversation_is_supervised_and_history_has_no_thoughts(qwen, thinking):
-    messages = [{"role": "system", "content": "Be brief."}, *turns("a?", "<think>\nhm\n</think>\n\nB.", "c?", "D.")]
-    row = encode_training_row(qwen, {"messages": messages}, thinking)
-    block = "<think>\n\n</think>\n\n"
-    last = f"[{block}D." if thinking else f"{block}[D."
+def rows_of(tokenizer, messages, thinking):
+    return [make() for make in training_rows(tokenizer, {"messages": messages}, thinking, "row")]
+
+
+EMPTY = "<think>\n\n</think>\n\n"
+THOUGHT = "<think>\nhm\n</think>\n\n"
+APART = {"role": "assistant", "content": "B.", "reasoning_content": "hm"}
+CALLED = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("early", "generated", "history"),
+    [
+        ([{"role": "assistant", "content": f"{THOUGHT}B."}], f"{THOUGHT}B.", "B."),
+        ([APART], f"{THOUGHT}B.", "B."),
+        ([{"role": "assistant", "content": "B."}], f"{EMPTY}B.", "B."),
+        ([CALLED, {"role": "tool", "content": "42"}, APART], f"{THOUGHT}B.", "B."),
+    ],
+    ids=("content", "reasoning_content", "no thoughts", "tool call"),
+)
+def test_an_answer_that_history_keeps_in_part_is_context_and_is_learned_whole_in_its_own_row(
+    qwen, early, generated, history
+):
+    messages = [*turns("a?"), *early, *turns("c?", "D.")]
+    first, last = rows_of(qwen, messages, thinking=True)
+    assert marked(qwen, last).endswith(f"assistant\n[{EMPTY}D.{END}]\n") and marked(qwen, last).count("[") == 1
+    assert f"<|im_start|>assistant\n{history}{END}\n<|im_start|>user\nc?" in marked(qwen, last)
+    assert marked(qwen, first).endswith(f"assistant\n[{generated}{END}]\n")
+    assert marked(qwen, first).count("[") == len([turn for turn in early if turn["role"] == "assistant"])
+    for row in (first, last):
+        check_ids(qwen, row)
+
+
+def test_every_answer_is_learned_once_and_rows_come_in_the_order_of_their_answers(qwen):
+    """The second answer is followed by calls without a question between them, so their row has both."""
+    messages = [
+        *turns("a?", f"{THOUGHT}B.", "c?"),
+        CALLED,
+        {"role": "tool", "content": "42"},
+        APART,
+        *turns("e?", "F."),
+    ]
+    learned = [marked(qwen, row).split("[")[1:] for row in rows_of(qwen, messages, thinking=True)]
+    texts = [[run.split("]")[0] for run in row] for row in learned]
+    call = f"{THOUGHT}{TOOL_CALL}{END}"
+    assert texts == [[f"{THOUGHT}B.{END}"], [call, f"{THOUGHT}B.{END}"], [f"{EMPTY}F.{END}"]]
+
+
+def test_thinking_off_answers_without_thoughts_are_learned_in_one_row(qwen):
+    [row] = rows_of(qwen, [{"role": "system", "content": "Be brief."}, *turns("a?", "B.", "c?", "D.")], thinking=False)
     assert marked(qwen, row) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n"
-        f"[B.<|im_end|>]\n<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n{last}<|im_end|>]\n"
+        f"[B.<|im_end|>]\n<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n{EMPTY}[D.<|im_end|>]\n"
     )
     check_ids(qwen, row)
 
@@ -112,7 +157,6 @@ def test_a_row_begins_with_exactly_the_tokens_of_its_prompt(qwen, thinking):
         assert row.loss_mask[len(prompt)] == 1 and row.loss_mask[len(prompt) - 1] == 0
 
 
-END = "<|im_end|>"
 ENDING_CALL = {"type": "function", "function": {"name": "add", "arguments": {"text": END}}}
 
 

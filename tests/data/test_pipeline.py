@@ -74,9 +74,8 @@ def test_row_ids_and_lines_count_over_all_files(tmp_path):
 
 def test_a_batch_larger_than_the_data_repeats_rows(tmp_path):
     file = write_rows(tmp_path, [row(0, 3)])
-    for layout in ("pad", "buckets"):
-        [batch] = take(batches_of(file, batch_size=3, kind=layout), 1)
-        assert batch["row_ids"].tolist() == [0, 0, 0]
+    [batch] = take(batches_of(file, batch_size=3), 1)
+    assert batch["row_ids"].tolist() == [0, 0, 0]
 
 
 def test_truncation_comes_before_the_filter(tmp_path):
@@ -89,15 +88,6 @@ def test_the_order_follows_from_the_seed_and_is_another_one_each_epoch(file):
     first, again, other = (ids_of(take(batches_of(file, seed=seed), 4)) for seed in (1, 1, 2))
     assert first == again and first != other
     assert first[:8] != first[8:16]
-
-
-def test_a_batch_is_padded_to_the_smallest_bucket_that_holds_its_longest_row(tmp_path):
-    file = write_rows(tmp_path, rows_of([3, 8, 4, 5, 7, 3, 6, 8, 4, 3]))
-    batches = batches_of(file, kind="buckets", batch_size=2, window=10)
-    lengths = batches.rows.lengths
-    for batch in take(batches, 25):
-        longest = lengths[batch["row_ids"]].max()
-        assert batch["tokens"].shape == (2, 4 if longest <= 4 else 8)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +147,36 @@ def test_all_bad_rows_are_listed_in_one_message_or_left_out(tmp_path, monkeypatc
 
 
 # ---------------------------------------------------------------- the index
+
+
+def test_a_line_with_answers_in_several_rows_gives_each_once_an_epoch_and_one_prompt(tmp_path):
+    """As conversations whose thoughts are left out of the history: two rows on every second line."""
+    lines = [row(100 * place, 4) for place in range(20)]
+    for place in range(0, 20, 2):
+        lines[place]["earlier_turns"] = [{"token_ids": [100 * place, 7, 8], "loss_mask": [0, 1, 1]}]
+    file = write_rows(tmp_path, lines)
+    batches = batches_of(file, batch_size=5)
+    rows = batches.rows
+    assert (len(rows), rows.where(0), rows.where(1), rows.where(2)) == (30, f"{file}:1", f"{file}:1", f"{file}:2")
+    assert [rows[place][1].token_ids.tolist() for place in (0, 1, 2)] == [
+        [0, 7, 8],
+        [0, 1, 2, 3],
+        [100, 101, 102, 103],
+    ]
+    assert sorted(ids_of(take(batches, 6))) == list(range(30))
+    again = batches_of(file, batch_size=5, rows=slice(3, 5))  # the second of two processes continues
+    state = None
+    with batches.start() as iterator:
+        for _ in range(4):
+            next(iterator)
+        state = iterator.state()
+    np.testing.assert_array_equal(take(again, 1, state)[0]["tokens"], take(batches, 1, state)[0]["tokens"][3:])
+    held_out = batches_of(file, held_out=2).rows
+    for prompt in held_out.held_out_prompts():
+        [first] = prompt["token_ids"]
+        assert prompt["id"] == f"{file}:{first // 100 + 1}"
+        texts = [held_out[place][1].token_ids[0] for place in range(len(held_out))]
+        assert first not in texts
 
 
 def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.acceptance import accept_lengths, tau_per_prompt, tau_pooled
-from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, read_answers
+from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, count_cut, read_answers
 from domino_jax.decoding.evaluate import Evaluation
-from domino_jax.decoding.requests import Request
+from domino_jax.decoding.requests import Request, recorded
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts, random_target
@@ -40,6 +40,35 @@ def test_an_answer_is_the_last_one_of_its_row_with_the_noise_of_its_place(tmp_pa
     (tmp_path / "rows.jsonl.meta.json").write_text(json.dumps(meta))
     [_, second] = read_answers(path, IDS)
     assert second == TargetAnswer(f"{path}:2", [1, 2, 3], [4, 9], Request(1, 42, None, SamplingParams(0.7, 20, 0.8)))
+
+
+def test_the_sampling_in_a_row_goes_with_it_to_another_file_and_place(tmp_path):
+    def read(rows, name="rows.jsonl", **meta):
+        path = write_rows(tmp_path / name, rows)
+        if meta:
+            (tmp_path / f"{name}.meta.json").write_text(json.dumps(meta))
+        return {answer.id: answer.request for answer in read_answers(path, IDS)}
+
+    rows = [{"id": str(place), "token_ids": [5, 6, 7], "loss_mask": [0, 1, 1]} for place in range(3)]
+    requests = [Request(place, 42, None, WARM) for place in range(3)]
+    rows = [row | {"sampling": recorded(request)} for row, request in zip(rows, requests, strict=True)]
+    made = dict(zip("012", requests, strict=True))
+    settings = {"seed": 42, **dataclasses.asdict(WARM)}
+    assert read(rows) == read(rows[::-1], "shuffled.jsonl") == read(rows, "beside.jsonl", **settings) == made
+    assert read(rows[1:], "packed.jsonl", **settings) == {name: made[name] for name in "12"}
+    with pytest.raises(DataError, match="rows.jsonl:1 was answered with seed 42, but the .meta.json .* seed 43"):
+        read(rows, **settings | {"seed": 43})
+    own = [{**rows[0], "seed": 42}, *rows[1:2]]  # a prompt may have had its own seed
+    with pytest.raises(DataError, match="rows.jsonl:2 was answered with seed 42"):
+        read(own, **settings | {"seed": 43})
+    with pytest.raises(DataError, match="sampling {'seed': 1}, expected"):
+        read([{**rows[0], "sampling": {"seed": 1}}], "other.jsonl")
+    unrecorded = {"id": "a", "token_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "temperature": 0.5, "seed": 9}
+    assert read([unrecorded], "own.jsonl") == {"a": Request(0, 9, None, SamplingParams(0.5))}
+
+
+def test_answers_that_a_limit_cut_are_those_without_a_stop_token():
+    assert count_cut([[5, 2], [5, 6], [7], [3], []], (2, 3)) == 2
 
 
 def test_rows_without_an_answer_and_answers_that_the_models_cannot_read_are_refused(tmp_path):
