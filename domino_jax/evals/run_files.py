@@ -18,7 +18,7 @@ from typing import Any
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generation
 from domino_jax.runtime.differences import differences, refuse
-from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
+from domino_jax.runtime.journal import Journal, locked, whole_lines
 
 GENERATIONS = "generations.jsonl"
 PROGRESS = "progress.jsonl"
@@ -45,20 +45,20 @@ class RunFiles:
     def _begin(self, run: Mapping[str, Any], restart: bool) -> None:
         """Takes over the whole groups of earlier starts and removes what follows them, in both files."""
         self.records: list[dict[str, Any]] = []
-        lines = list(_progress_lines(self.folder / PROGRESS))
+        lines = [(line.parse(), line.end) for line in whole_lines(self.folder / PROGRESS)]
         if not lines or (restart and lines[0][0]["run"] != run):
             self._progress.truncate(0)
             self._generations.truncate(0)
             self._progress.append({"run": run})
             return
-        (first, line), *groups = lines
+        (first, end), *groups = lines
         refuse_other_run(self.folder, first["run"], run)
-        there, end, size = (self.folder / GENERATIONS).stat().st_size, line.end, 0
-        for record, line in groups:
+        there, size = (self.folder / GENERATIONS).stat().st_size, 0
+        for record, after in groups:
             if record["bytes"] > there:
                 break  # the rows of this group never reached the disk
             self.records.append(record)
-            end, size = line.end, record["bytes"]
+            end, size = after, record["bytes"]
         self._progress.truncate(end)
         self._generations.truncate(size)
 
@@ -107,16 +107,3 @@ def refuse_other_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, 
         if not any(key.startswith(f"{model}.") and key != f"{model}.path" for key in differing):
             differing.pop(f"{model}.path", None)
     refuse(differing, f"{folder} holds a decoding of something else:", "Choose another --output.")
-
-
-def _progress_lines(path: Path) -> Iterator[tuple[dict[str, Any], Line]]:
-    """The lines from the start up to the first that RunFiles did not write: {"run"} first, then {"bytes"} of groups."""
-    for line in whole_lines(path):
-        key, kind = ("run", dict) if line.number == 1 else ("bytes", int)
-        try:
-            value = line.parse()
-        except ValueError:
-            return
-        if not isinstance(value, dict) or not isinstance(value.get(key), kind):
-            return
-        yield value, line

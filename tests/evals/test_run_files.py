@@ -46,14 +46,6 @@ def test_cut_at_any_byte_a_run_continues_after_its_last_whole_group(tmp_path):
         assert (tmp_path / GENERATIONS).read_bytes() == generations
 
 
-@pytest.mark.parametrize("line", ['{"bytes": "x"}', '{"run": 5}', "[1]"])
-def test_a_line_that_this_command_did_not_write_ends_what_is_taken_up(tmp_path, line):
-    write(tmp_path)
-    with (tmp_path / PROGRESS).open("a") as file:
-        file.write(line + "\n")
-    assert read(tmp_path) == GROUPS
-
-
 def test_rows_that_never_reached_the_disk_take_their_group_with_them(tmp_path):
     write(tmp_path)
     file = tmp_path / GENERATIONS
