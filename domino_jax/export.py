@@ -1,12 +1,10 @@
 """The drafter of a training run as a public Hugging Face folder: what SGLang serves and `decode` reads.
 
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER
-    python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER --format=specforge
 
 Takes the checkpoint with the best τ, or the newest where none was measured; of a run that averages its weights,
 the average. The checkpoint may come from any mesh: it is read into this host's memory, without an accelerator, and
-nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself. SGLang and vLLM open the
-default format; specforge names the architecture that SpecForge's training looks for.
+nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself.
 """
 
 import os
@@ -32,7 +30,7 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder, open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
-from domino_jax.weights import formats, hf, speculators
+from domino_jax.weights import hf, servers, speculators
 from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
@@ -67,12 +65,11 @@ def main(flags: cli.Flags) -> None:
         report=final_report(workdir, step),
         data=read_data(workdir),
         tau=tau,
-        format=flags.format,
         token_order=read_token_order(workdir),
     )
     measured = f", the best of the run with a τ of {tau:.2f}," if tau is not None else ""
     print(f"wrote the drafter of step {step}{measured} to {flags.output}")
-    if note := formats.serving_note(config):
+    if note := servers.serving_note(config):
         print(f"note: {note}")
 
 
@@ -98,7 +95,6 @@ def write_export(
     report: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
-    format: str = formats.SERVING,
     token_order: bytes | None = None,
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
@@ -111,7 +107,7 @@ def write_export(
         recipe: the resolved recipe (recipe/loading.py).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's τ, when it was measured in training.
-        format: one of formats.FORMATS.  token_order: as of read_token_order.
+        token_order: as of read_token_order.
     """
     params = on_host(params)
     if jax.process_index() != 0:
@@ -120,7 +116,7 @@ def write_export(
     card = model_card(config, weights, EXPORT_DTYPE, recipe, step, report=report, data=data, tau=tau)
 
     def fill(fresh: Path) -> None:
-        save_drafter(fresh, config, params, EXPORT_DTYPE, format, recipe["target"]["path"])
+        save_drafter(fresh, config, params, verifier=recipe["target"]["path"])
         (fresh / "README.md").write_text(card, encoding="utf-8")
         if token_order:
             (fresh / hf.TOKEN_ORDER).write_bytes(token_order)
@@ -228,4 +224,4 @@ def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) ->
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("workdir", "output"), optional=("format",))
+    cli.run(main, required=("workdir", "output"))

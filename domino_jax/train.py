@@ -54,7 +54,7 @@ from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.non_finite import NonFiniteGuard
 from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import StepClock
-from domino_jax.weights import formats, hf
+from domino_jax.weights import hf, servers
 from domino_jax.weights.draft_vocab import order_bytes
 from domino_jax.weights.identity import identity_if_there, target_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, use_exact_matmuls
@@ -307,7 +307,7 @@ def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[
 
 def report_export(workdir: epath.Path, drafter: AnyConfig, step: int) -> None:
     say(f"exported the drafter of step {step} to {workdir / 'export'}")
-    if note := formats.serving_note(drafter):
+    if note := servers.serving_note(drafter):
         say(f"note: {note}")
     if distributed.is_primary():
         plot_run(workdir)

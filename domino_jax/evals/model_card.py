@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import rows_of, width_note
 from domino_jax.method.drafters import AnyConfig
-from domino_jax.weights import formats
+from domino_jax.weights import servers
 
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
 MEASURED = ("τ pooled", "τ per prompt", "speed-up", "outputs identical")  # rows of the card's table
@@ -34,7 +34,7 @@ def model_card(
     settings = {**recipe["train"], **recipe["drafter"].get(config.head, {})}
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
     front = ModelCardData(
-        base_model=formats.hub_id(path),  # none for a local folder: Hugging Face links it to a model of the hub
+        base_model=servers.hub_id(path),  # none for a local folder: Hugging Face links it to a model of the hub
         library_name="domino_jax",
         pipeline_tag="text-generation",
         tags=["speculative-decoding", config.title.lower()],
@@ -50,10 +50,11 @@ def model_card(
         settings={key: public_value(value) for key, value in settings.items() if value is not None},
         figures=rows_of(report, spread=False, labels=MEASURED) if report else [],
         width=width_note(report) if report and report["drafter"] else "",
-        sglang_refusal=config.server_refusals()[0],
-        vllm_refusal=config.server_refusals()[1],
-        verifier_in_config="speculators_config" in formats.public_config(config, verifier=path),
-        served_drafts=config.block_size - 1 if config.servers.sglang == "DFLASH" else config.num_drafts,
+        names=servers.SERVERS.get(config.head),
+        sglang_refusal=servers.server_refusals(config)[0],
+        vllm_refusal=servers.server_refusals(config)[1],
+        verifier_in_config="speculators_config" in servers.public_config(config, verifier=path),
+        served_drafts=servers.served_drafts(config),
         packages=", ".join(f"{name} {version}" for name, version in packages.items()),
     )
     return str(card).rstrip() + "\n"
@@ -68,4 +69,4 @@ def public_value(value: Any) -> Any:
 
 def public_name(path: str) -> str:
     """A hub id, or the last part of a path: local folders and buckets are not published."""
-    return formats.hub_id(path) or Path(path).name
+    return servers.hub_id(path) or Path(path).name

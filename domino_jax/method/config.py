@@ -33,7 +33,6 @@ from domino_jax.method.head import HeadConfig
 from domino_jax.method.windows import LayerWindows
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import Entry, rename
 
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
@@ -41,8 +40,6 @@ TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcap
 BLOCKS = ("num_layers", "intermediate_size", "block_size", "conv_kernel_size", "shift_label", "sliding_window")
 BLOCKS += ("sliding_layers", "target_layer_ids", "mask_token_id", "num_anchors", "remat", "loss", "gamma")
 CURRICULUM = ("lambda_start", "lambda_decay_ratio")
-# Early files and those of speculators keep the head's tensors under these.
-_HEAD_PREFIXES = ("logit_head.", "logits_correction.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,25 +178,6 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
             taps > 0 and (self.conv_group_size < 1 or self.hidden_size % self.conv_group_size != 0),
             f"conv_group_size {self.conv_group_size} does not divide hidden_size {self.hidden_size}",
         )
-
-    def aliases(self, table: list[Entry]) -> dict[str, str]:
-        head = [entry.name for entry in table if entry.path[0] == "head"]
-        names = {prefix + name: name for prefix in _HEAD_PREFIXES for name in head}
-        # Tables as modules of embeddings: DFlash2's in z-lab's loader and in a branch of speculators.
-        names |= {f"{name}.weight": name for name in head if not name.endswith((".weight", ".bias"))}
-        return names | {rename(name, self.speculators.tensor_names): name for name in head}
-
-    def server_refusals(self) -> tuple[str | None, str | None]:
-        if self.shift_label and not self.has_head:
-            late = "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
-            return late, "vLLM refuses sample_from_anchor for DFlash"
-        return (self.convolution_refusal(),) * 2
-
-    def convolution_refusal(self) -> str | None:
-        """Servers know a selector and convolutions together only."""
-        if self.conv_kernel_size:
-            return f"servers read convolutions of drafters with a selector only, and this one has head {self.head}"
-        return None
 
     # ------------------------------------------------------------------------------------------------- a new drafter
 

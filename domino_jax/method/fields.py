@@ -1,9 +1,8 @@
 """The fields of a drafter's config. A field is declared once, with its range and its names in files and recipes:
 
-    emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, speculators="logits_correction_emb_dim")
+    emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256)
 
-How config.json and folders of vllm-project/speculators are read and written, the check of the range and the key of the
-recipe follow.
+How config.json is read and written, the check of the range and the key of the recipe follow.
 """
 
 import dataclasses
@@ -21,7 +20,6 @@ from domino_jax.method.config_keys import (
     read_switch,
     refuse,
 )
-from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.keys import Key
 
 # Far above any public drafter: more slots or a larger rank are refused before anything is allocated.
@@ -37,7 +35,6 @@ class Field:
     quiet: it is not written where it has the default.
     also: its names in other files.  like: the field that gives its value where a file does not have it.
     recipe_name: of its key in the recipe, if another one.
-    speculators: its name in folders of speculators, if another one.  unit: the field in whose units it is stated there.
     key: the default in a recipe, None without a key there, and its range.
     default: what a file without the key means; MISSING: a file must have it.
     """
@@ -47,8 +44,6 @@ class Field:
     also: tuple[str, ...] = ()
     like: str = ""
     recipe_name: str = ""
-    speculators: str = ""
-    unit: str = ""
     key: Key = Key(None)
     name: str = ""
     type: Any = None
@@ -143,36 +138,3 @@ def check_ranges(config: Any) -> None:
         value, key = getattr(config, entry.name), entry.key
         limits = f"in {key.least}..{key.most}" if key.most is not None else f"{key.least} or more"
         refuse(key.least is not None and key.problem(value) is not None, f"{entry.name} {value} must be {limits}")
-
-
-# ---------------------------------------------------------------------------------------------------------- speculators
-
-
-def from_speculators(config: type, raw: dict[str, Any], base: type) -> dict[str, Any]:
-    """The head's keys, from a config.json of speculators that has all of them."""
-    values = {}
-    for entry in fields_of(config, base):
-        name = entry.speculators or entry.name
-        values[entry.name] = raw[name]
-        if entry.unit:
-            values[entry.name] = integer(name, raw[name]) * integer(entry.unit, values[entry.unit])
-    return values
-
-
-def to_speculators(config: Any, base: type) -> dict[str, Any]:
-    """The head's keys of a config.json of speculators.
-
-    Raises:
-        DataError: a value that is no multiple of its unit there.
-    """
-    values = {}
-    for entry in fields_of(config, base):
-        value = getattr(config, entry.name)
-        if entry.unit:
-            unit = getattr(config, entry.unit)
-            if value % unit:
-                sizes = f"{entry.name} {value} is no multiple of {entry.unit} {unit}"
-                raise DataError(f"{sizes}, as it is in folders of speculators. Export the drafter as serving.")
-            value //= unit
-        values[entry.speculators or entry.name] = value
-    return values

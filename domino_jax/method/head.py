@@ -6,7 +6,7 @@ of `DrafterConfig` (config.py), whose fields are keys of its files and recipes (
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,34 +19,7 @@ from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
 from domino_jax.models.quantized import is_quantized, transposed
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain_rows
-from domino_jax.models.tables import Entry
 from domino_jax.runtime.keys import Key, keys_of
-
-
-class Servers(NamedTuple):
-    """The names of the method in SGLang and vLLM, "" where they do not have it; the flags without which SGLang drafts
-    otherwise than the drafter was trained; and the class for SpecForge's training, if it is not that of `to_dict`."""
-
-    sglang: str = "DFLASH"
-    vllm: str = "dflash"
-    sglang_flags: str = ""
-    specforge: str = ""
-
-
-class Speculators(NamedTuple):
-    """A drafter's folder in vllm-project/speculators.
-
-    name: its speculators_model_type.  needed: keys that it must have, beside those of the head's fields.
-    whole_blocks: there, sliding layers read the whole block by default.
-    architecture: its class, if folders are also written for it.  tensor_names: {how tensors of the head begin: how they
-    begin there}.
-    """
-
-    name: str = "dflash"
-    needed: tuple[str, ...] = ()
-    whole_blocks: bool = False
-    architecture: str = ""
-    tensor_names: Mapping[str, str] = {}
 
 
 class HeadConfig:
@@ -57,6 +30,7 @@ class HeadConfig:
 
     head: str  # its name in a recipe
     title: str  # its drafters' name
+    paper = ""  # where it is described
     known_by: tuple[str, ...]  # what its files state in architectures, or as projector_type
     module: Any = None  # the subclass of Head; of a drafter without a backbone, the whole drafter
     tensor_names: Mapping[str, str]  # {how a parameter's name begins (tables.table_of): how its tensor's does}
@@ -90,7 +64,6 @@ class HeadConfig:
     fixed: Mapping[str, Any] = {}  # {key of config.json: the only value of the head's drafters}
     needed: tuple[str, ...] = ()  # keys that a file must have, of DrafterConfig's fields with a default
     own_keys: tuple[str, ...] = ()  # keys that drafters of other heads must not have, beside its fields
-    speculators = Speculators()
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
@@ -116,10 +89,6 @@ class HeadConfig:
     def check(self) -> None:
         """Raises DataError for values that contradict each other; a head adds its own checks."""
 
-    def aliases(self, table: list[Entry]) -> dict[str, str]:
-        """{other name of a tensor in public files: its name in the drafter's table}."""
-        return {}
-
     def with_tensors(self, tensors: Any) -> Any:
         """The config with what a folder (hf.Tensors) stores of it as tensors."""
         return self
@@ -127,15 +96,6 @@ class HeadConfig:
     def extra_tensors(self) -> dict[str, Any]:
         """These tensors, {name: array}."""
         return {}
-
-    # ------------------------------------------------------------------------------------------------------- servers
-
-    paper = ""  # where the head is described
-    servers = Servers()
-
-    def server_refusals(self) -> tuple[str | None, str | None]:
-        """Why SGLang, and why vLLM, does not draft with this drafter as it was trained; None where it does."""
-        return None, None
 
     # ----------------------------------------------------------------------------------------- what follows from them
 

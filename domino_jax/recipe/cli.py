@@ -28,7 +28,6 @@ from domino_jax.recipe import loading
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
 from domino_jax.runtime.preemption import PREEMPTED, Preempted
-from domino_jax.weights.formats import FORMATS
 
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
 NUMBER = re.compile(r"-[\d.].*")  # a value in a word of its own
@@ -61,11 +60,6 @@ class Flags:
     prompts: str | None = _flag("JSONL file of prompts, one a line: messages, prompt or token_ids")
     prompt: str | None = _flag("one prompt, given here")
     output: str | None = _flag("file or folder to write")
-    format: str = _flag(
-        "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
-        "serving",
-        choices=FORMATS,
-    )
     answers: str | None = _flag("answers of the target: a file of regenerate, or a folder of decode")
     drafters: tuple[str, ...] = _flag(
         "folders of drafters, joined by commas (default: drafter.path)", (), type=_entries

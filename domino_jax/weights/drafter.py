@@ -20,12 +20,26 @@ from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, rename, table_of
 from domino_jax.runtime.errors import warn_once
-from domino_jax.weights import formats, hf, speculators
+from domino_jax.weights import hf, servers, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 
 # {a tensor of the target of which a folder may store a copy: its name in the target's}.
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
+# Other names in public files. Early files and those of speculators keep a head's tensors under these.
+HEAD_PREFIXES = ("logit_head.", "logits_correction.")
+# {head: {how names of its tensors begin: how they begin elsewhere}}: in modelopt, in speculators, in vLLM.
+OTHER_NAMES = {
+    "markov": {"markov_head.": "", "confidence_head.proj.": "confidence_proj."},
+    "xpress": {
+        "xpress_head.w1": "refiner_head.token_embed",
+        "xpress_head.w2": "refiner_head.readout",
+        "xpress_head.mix.L": "refiner_head.mix_l",
+        **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
+        "xpress_head.": "refiner_head.",
+    },
+    "eagle3": {"midlayer.": "layers.0."},
+}
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 MODELOPT_THETA = 10_000.0
 FLOATING = "Drafters are read in floating point; decode.draft_weights=int8 rounds such a one to eight bits."
@@ -54,8 +68,17 @@ def load_drafter(
     stored = {entry.name for entry in table}
     copies = {name: original for name, original in COPIES.items() if name not in stored}
     speculators.check_copies(tensors, target_path, copies)
-    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": config.aliases(table), "instead": FLOATING}
+    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": aliases(config, table), "instead": FLOATING}
     return config, load_table(tensors, table, dtype, sharding, **choices)
+
+
+def aliases(config: AnyConfig, table: list[Entry]) -> dict[str, str]:
+    """{other name of a tensor in public files: its name in the table}."""
+    head = [entry.name for entry in table if entry.path[0] == "head"]
+    names = {prefix + name: name for prefix in HEAD_PREFIXES for name in head}
+    # Tables as modules of embeddings: DFlash2's in z-lab's loader and in a branch of speculators.
+    names |= {f"{name}.weight": name for name in head if not name.endswith((".weight", ".bias"))}
+    return names | {rename(entry.name, OTHER_NAMES.get(config.head, {})): entry.name for entry in table}
 
 
 def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
@@ -79,22 +102,14 @@ def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
 
 
 def save_drafter(
-    folder: str | Path,
-    config: AnyConfig,
-    params: Params,
-    dtype: str = "bfloat16",
-    format: str = formats.SERVING,
-    verifier: str | None = None,
+    folder: str | Path, config: AnyConfig, params: Params, dtype: str = EXPORT_DTYPE, verifier: str | None = None
 ) -> None:
     """Writes a drafter, whose arrays this process can read, as a public folder.
 
-    format, verifier: as for formats.public_config.
+    verifier: as for servers.public_config.
     """
-    raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
-    tensors = file_tensors(drafter_table(config), params, dtype) | config.extra_tensors()
-    if format == formats.SPECULATORS:
-        tensors = {rename(name, config.speculators.tensor_names): tensor for name, tensor in tensors.items()}
-    hf.write_folder(folder, tensors, raw)
+    raw = {**servers.public_config(config, verifier), "dtype": np.dtype(dtype).name}
+    hf.write_folder(folder, file_tensors(drafter_table(config), params, dtype) | config.extra_tensors(), raw)
 
 
 def stored_head(path: str | Path) -> str:

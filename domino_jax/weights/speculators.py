@@ -7,12 +7,12 @@ be stored.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from domino_jax.method.config import DrafterConfig
+from domino_jax.method.config import CONVOLUTION, DrafterConfig
 from domino_jax.method.config_keys import LAYER_VARIANTS, integer, missing_keys, read_list, read_switch, section
 from domino_jax.method.drafters import CONFIGS
-from domino_jax.method.fields import fields_of, from_speculators
+from domino_jax.method.fields import fields_of
 from domino_jax.method.heads import eagle3
 from domino_jax.models.tables import EMBEDDING
 from domino_jax.runtime.errors import DataError, quote
@@ -38,7 +38,35 @@ _DEFAULTS = {
 }
 _DEFAULT_THETA = 10_000.0
 _KEPT = (*LAYER_VARIANTS, "target_hidden_size")  # keys of other programs, which a reader refuses or lets pass
-_BLOCK_DRAFTERS = {config.speculators.name: config for config in CONFIGS.values() if config.has_backbone}
+
+
+class Layout(NamedTuple):
+    """The folder of a block drafter there.
+
+    needed: keys that it must have, beside those of the head's fields.  names: {field: its name there, if another one}.
+    units: {field: the field in whose units it is stated there}.  whole_blocks: sliding layers read the whole block
+    where the file does not say it.
+    """
+
+    head: str
+    needed: tuple[str, ...] = ()
+    names: Mapping[str, str] = {}
+    units: Mapping[str, str] = {}
+    whole_blocks: bool = False
+
+
+# {speculators_model_type: the folder}.
+LAYOUTS = {
+    "dflash": Layout("none"),
+    "domino": Layout("domino", ("sample_from_anchor",), {"emb_dim": "logits_correction_emb_dim"}),
+    "dspark": Layout("markov", ("sample_from_anchor",)),
+    "dflash2": Layout("dflash2", CONVOLUTION, whole_blocks=True),
+    "xpress": Layout(
+        "xpress",
+        names={"xpress_mlp_hidden": "xpress_mlp_ratio", "xpress_num_passes": "num_jacobi_passes"},
+        units={"xpress_mlp_hidden": "xpress_rank"},
+    ),
+}
 
 
 def is_speculators(raw: dict[str, Any]) -> bool:
@@ -58,13 +86,13 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
     algorithm = raw.get("speculators_model_type")
     if algorithm == "eagle3":
         return _flattened_eagle3(raw)
-    if not isinstance(algorithm, str) or algorithm not in _BLOCK_DRAFTERS:
-        names = ", ".join(map(repr, (*_BLOCK_DRAFTERS, "eagle3")))
+    if not isinstance(algorithm, str) or algorithm not in LAYOUTS:
+        names = ", ".join(map(repr, (*LAYOUTS, "eagle3")))
         raise DataError(f"this drafter has speculators_model_type {quote(algorithm)}; supported are {names}.")
-    drafter = _BLOCK_DRAFTERS[algorithm]
-    of_head = (field.speculators or field.name for field in fields_of(drafter, DrafterConfig))
-    needed = (*drafter.speculators.needed, *of_head)
-    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *needed)
+    layout = LAYOUTS[algorithm]
+    drafter = CONFIGS[layout.head]
+    names = {entry.name: layout.names.get(entry.name, entry.name) for entry in fields_of(drafter, DrafterConfig)}
+    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *layout.needed, *names.values())
     whole_blocks = read_switch(raw, {}, "sliding_window_non_causal")
     layer = _layer(raw, "qwen3")
     return {
@@ -76,22 +104,26 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
         "block_size": raw["block_size"],
         "num_target_layers": target_layers,
         # Full layers always read the whole block there; absent, only the sliding ones are causal, as in public files.
-        "is_causal": False if (drafter.speculators.whole_blocks if whole_blocks is None else whole_blocks) else None,
+        "is_causal": False if (layout.whole_blocks if whole_blocks is None else whole_blocks) else None,
         "dflash_config": {
             "mask_token_id": raw["mask_token_id"],
             "target_layer_ids": [integer(LAYER_IDS, index) - 1 for index in read_list(LAYER_IDS, raw[LAYER_IDS])],
             "sample_from_anchor": bool(read_switch(raw, {}, "sample_from_anchor")),
-            **_head_keys(drafter, raw),
+            **_head_keys(drafter, raw, names, layout.units),
         },
     }
 
 
-def _head_keys(drafter: type[DrafterConfig], raw: dict[str, Any]) -> dict[str, Any]:
-    """The head's keys of dflash_config."""
-    name = drafter.speculators.name
-    projector = {"projector_type": name} if name in drafter.known_by else {}
-    more = {name: raw[name] for name in (*drafter.needed, *drafter.own_keys) if name in raw}
-    return projector | from_speculators(drafter, raw, DrafterConfig) | more
+def _head_keys(
+    drafter: type[DrafterConfig], raw: dict[str, Any], names: Mapping[str, str], units: Mapping[str, str]
+) -> dict[str, Any]:
+    """The head's keys of dflash_config; names: {field: its name here}.  units: as in Layout."""
+    kind = raw["speculators_model_type"]
+    keys = {"projector_type": kind} if kind in drafter.known_by else {}
+    for name, theirs in names.items():
+        unit = units.get(name)
+        keys[name] = integer(theirs, raw[theirs]) * integer(unit, keys[unit]) if unit else raw[theirs]
+    return keys | {name: raw[name] for name in (*drafter.needed, *drafter.own_keys) if name in raw}
 
 
 def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:

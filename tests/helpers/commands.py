@@ -16,7 +16,7 @@ COMMANDS = {
     "evaluate": (evaluate, ("config", "output"), ("answers", "drafters", "round_seconds", "distributed")),
     "serve": (serve, ("config",), ("host", "port")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
-    "export": (export, ("workdir", "output"), ("format",)),
+    "export": (export, ("workdir", "output"), ()),
 }
 
 

@@ -12,7 +12,7 @@ from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf, speculators
 from domino_jax.weights.drafter import load_drafter, stored_head
-from domino_jax.weights.formats import public_config
+from domino_jax.weights.servers import public_config
 from tests.helpers.golden_files import folder_of, raw_config, target_config, write_model
 
 HEADS = {

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from domino_jax.method.heads.eagle3 import NORMS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
+from domino_jax.weights.servers import server_refusals
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
 
 
@@ -130,7 +131,8 @@ def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_fol
     assert again == config
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(stored), strict=True))
     # What SGLang has no key for.
-    assert "norm_before_residual" in config.server_refusals()[0] and config.server_refusals()[1] is None
+    sglang, vllm = server_refusals(config)
+    assert "norm_before_residual" in sglang and vllm is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from domino_jax import export
-from domino_jax.weights import formats
+from domino_jax.weights import servers
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import read_target_config
 from tests.helpers.golden_files import folder_of
@@ -103,7 +103,7 @@ def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, 
     config, params = drafter(name, head, **changes)
     folder, card = written(tmp_path, config, params, target)
     assert_sglang_opens(folder)
-    assert formats.serving_note(config) is None
+    assert servers.serving_note(config) is None
     public = HUB_ID if target == HUB_ID else "target"
     assert f"sglang.launch_server --model-path {public} --speculative-algorithm DFLASH --speculative-draft" in card
     fewer = f"drafts {config.block_size - 1} of a block of {config.block_size}, so a round there emits at most" in card
@@ -122,7 +122,7 @@ def test_a_card_names_a_target_of_the_hub_as_its_base_and_no_folder(tmp_path, mo
     (tmp_path / "models/target").mkdir(parents=True)
     cached = "/home/me/.cache/hub/models--Qwen--Qwen3-8B/snapshots/0123"
     ids = {HUB_ID: HUB_ID, f"{HUB_ID}@main": HUB_ID, cached: "Qwen/Qwen3-8B", "models/target": None, "/data/t": None}
-    assert {path: formats.hub_id(path) for path in ids} == ids
+    assert {path: servers.hub_id(path) for path in ids} == ids
     assert "base_model" not in written(tmp_path, *drafter("tied_shift", True), "models/target")[1]
 
 
@@ -131,8 +131,8 @@ def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_pat
     name, head, changes, reason = NOT_SERVED[case]
     config, params = drafter(name, head, **changes)
     folder, card = written(tmp_path, config, params)
-    assert reason in formats.serving_note(config)
-    assert f"SGLang does not serve this drafter: {config.server_refusals()[0]}." in card
+    assert reason in servers.serving_note(config)
+    assert f"SGLang does not serve this drafter: {servers.server_refusals(config)[0]}." in card
     assert "sglang.launch_server" not in card and "vLLM does not serve" in card
     drafts = f'"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": {config.num_drafts}'
     assert ("pip install ./integrations/vllm" in card) == (drafts in card) == head  # Domino's plug-in
@@ -157,7 +157,7 @@ def test_markov_drafters_open_in_sglang_and_the_vanilla_ones_in_vllm(tmp_path, n
     config, params = load_drafter(GOLDEN / name / "drafter", target, "float32")
     folder, card = written(tmp_path, config, params)
     assert_sglang_opens(folder)
-    assert formats.serving_note(config) is None
+    assert servers.serving_note(config) is None
     assert "speculators_config" not in json.loads((folder / "config.json").read_text())
     assert "--speculative-algorithm DSPARK --speculative-draft-model-path THIS_FOLDER\n" in card
     settings = '"method": "dspark", "model": "THIS_FOLDER", "num_speculative_tokens": 7'
@@ -175,4 +175,4 @@ def test_vllm_opens_unshifted_xpress_drafters(tmp_path, shifted):
     assert (raw["xpress_block_size"], raw["xpress_topc"]) == (config.block_size, 0)
     settings = f'"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": {config.block_size - 1}'
     assert ("vLLM (0.33 or later):" in card and settings in card) is not shifted
-    assert (formats.serving_note(config) is not None) == shifted
+    assert (servers.serving_note(config) is not None) == shifted

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from domino_jax.runtime.errors import DataError
-from domino_jax.weights import formats, hf
+from domino_jax.weights import hf
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import MARKOV_SETS
@@ -172,7 +172,7 @@ def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
     target = target_config("untied_noshift")
     theirs = speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False)
     config, params = load_drafter(theirs, target, "float32")
-    save_drafter(tmp_path / "ours", config, params, "float32", formats.SERVING, "owner/target")
+    save_drafter(tmp_path / "ours", config, params, "float32", "owner/target")
     raw = hf.read_config(tmp_path / "ours")
     assert raw["speculators_model_type"] == "dflash"
     assert load_drafter(tmp_path / "ours", target, "float32")[0].to_dict() == config.to_dict()

@@ -1,4 +1,4 @@
-"""xPress drafters in both public layouts, the authors' and speculators': read, written, and refused."""
+"""xPress drafters in both public layouts, the authors' and speculators': read, refused, and written in the first."""
 
 import json
 
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights import formats
+from domino_jax.runtime.errors import DataError
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
@@ -32,32 +31,22 @@ def test_both_layouts_hold_the_same_drafter(drafter):
     jax.tree.map(np.testing.assert_array_equal, params, drafter[1])
 
 
-@pytest.mark.parametrize(("name", "format"), [("drafter", formats.SERVING), ("speculators", formats.SPECULATORS)])
-def test_a_written_folder_is_the_public_one(drafter, tmp_path, name, format):
+def test_a_written_folder_is_the_public_one(drafter, tmp_path):
     """The same tensors, the raw mixer among them, and no key that says something else."""
-    save_drafter(tmp_path, *drafter, "float32", format, "owner/target")
-    written, public = load_file(tmp_path / "model.safetensors"), load_file(FOLDER / name / "model.safetensors")
+    save_drafter(tmp_path, *drafter, "float32", "owner/target")
+    written, public = load_file(tmp_path / "model.safetensors"), load_file(FOLDER / "drafter" / "model.safetensors")
     assert set(written) == set(public)
     jax.tree.map(np.testing.assert_array_equal, written, public)
-    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (FOLDER / name, tmp_path))
+    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (FOLDER / "drafter", tmp_path))
     keys = ("architectures", "block_size", "mask_token_id", "sample_from_anchor", "dflash_config")
-    keys += ("aux_hidden_state_layer_ids", "speculators_model_type", "draft_vocab_size", "num_jacobi_passes")
     keys += tuple(key for key in theirs if key.startswith("xpress_"))
-    assert ours.get("xpress_topc") == (0 if format == formats.SERVING else None)  # vLLM's default is 512
+    assert ours.get("xpress_topc") == 0  # vLLM's default is 512
     nested = {**ours.get("dflash_config", {})}
     assert nested.pop("shift_label", None) is None
     assert {key: ours.get(key) for key in keys} == {key: theirs.get(key) for key in keys}
     again, params = load(tmp_path)
     assert again.to_dict() == drafter[0].to_dict()
     jax.tree.map(np.testing.assert_array_equal, params, drafter[1])
-
-
-def test_drafters_of_other_heads_and_odd_sizes_have_no_form_for_speculators(drafter):
-    with pytest.raises(DominoError, match="speculators"):
-        formats.public_config(load_drafter(GOLDEN / "tied_shift" / "drafter", TARGET, np.float32)[0], "speculators")
-    config = type(drafter[0])(**{**vars(drafter[0]), "xpress_mlp_hidden": 25})
-    with pytest.raises(DataError, match=r"25.*12"):
-        formats.public_config(config, formats.SPECULATORS)
 
 
 @pytest.mark.parametrize(

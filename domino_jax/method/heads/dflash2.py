@@ -16,7 +16,7 @@ from domino_jax.method.candidates import Candidates, largest
 from domino_jax.method.config import CONVOLUTION, TRANSFORMS, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, Speculators
+from domino_jax.method.head import Head
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, label_sums
 from domino_jax.method.pair import Pair
 from domino_jax.method.rollout import roll_out_blocks
@@ -165,7 +165,6 @@ class Dflash2Config(DrafterConfig):
     # They have no projector, are never shifted, and correct every draft.
     fixed = {"projector_type": None, "shift_label": False, "pure_draft_prefix_len": 0}
     needed, own_keys = CONVOLUTION, ("projector_type", *TRANSFORMS)
-    speculators = Speculators("dflash2", needed=CONVOLUTION, whole_blocks=True)
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # Public files have no shift_label, they are not shifted, and readers need the keys of convolutions too.
@@ -176,8 +175,3 @@ class Dflash2Config(DrafterConfig):
         super().check()
         count, vocab = self.selector_top_k, self.vocab_size
         refuse(not 1 <= count <= vocab, f"selector_top_k {count} is not in 1..{vocab}, the vocab_size")
-
-    def convolution_refusal(self) -> str | None:
-        if self.conv_kernel_size:
-            return None
-        return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"

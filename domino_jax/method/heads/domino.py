@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from domino_jax.method.config import CURRICULUM, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
+from domino_jax.method.head import Head, SplitLinear
 from domino_jax.models.layers import Matrix, in_use, multiply
 from domino_jax.models.shapes import Hidden
 
@@ -115,7 +115,7 @@ class DominoConfig(DrafterConfig):
     """emb_dim: E, the rank of the correction.  gru_hidden_dim: U, the state of the GRU."""
 
     pure_draft_prefix_len: int = field(0, least=0, recipe=1)
-    emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, shape=True, speculators="logits_correction_emb_dim")
+    emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, shape=True)
     gru_hidden_dim: int = field(like="emb_dim", least=1, most=LARGEST_RANK, recipe=1024, shape=True)
 
     head, title, paper = "domino", "Domino", " (arXiv 2605.29707)"
@@ -130,9 +130,6 @@ class DominoConfig(DrafterConfig):
     reads = (*DrafterConfig.reads, "head_tokens", "frozen_backbone", *CURRICULUM)
     new = {"shift_label": True}
     needed, own_keys = ("shift_label",), ("projector_type",)
-    speculators = Speculators("domino", needed=("sample_from_anchor",))
-    # Without the flag SGLang drafts otherwise than the drafter was trained.
-    servers = Servers("DFLASH", "", " --speculative-domino-candidate-pool-size 0", specforge="DominoDraftModel")
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"shift_label": self.shift_label, "projector_type": self.head, **self.head_fields()}
@@ -144,9 +141,3 @@ class DominoConfig(DrafterConfig):
             self.suffix_start >= size,
             f"pure_draft_prefix_len {prefix} leaves the head no slot of block_size {size}; lower it",
         )
-
-    def server_refusals(self) -> tuple[str | None, str | None]:
-        prefix = self.pure_draft_prefix_len
-        sglang = f"SGLang requires pure_draft_prefix_len 1, and this drafter has {prefix}" if prefix != 1 else None
-        vllm = "vLLM has no Domino head without the plug-in in integrations/vllm"
-        return sglang or self.convolution_refusal(), vllm

@@ -18,7 +18,7 @@ from domino_jax.method.config_keys import (
     section,
 )
 from domino_jax.method.fields import field
-from domino_jax.method.head import HeadConfig, Servers
+from domino_jax.method.head import HeadConfig
 from domino_jax.method.heads.eagle3_loss import Eagle3Loss
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.models.decoder_config import (
@@ -30,7 +30,6 @@ from domino_jax.models.decoder_config import (
     refuse_values,
 )
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.tables import Entry, rename
 from domino_jax.runtime.errors import DataError, quote
 
 EAGLE3 = "eagle3"
@@ -92,9 +91,6 @@ class Eagle3Config(HeadConfig, DecoderConfig):
     has_backbone, module, loss = False, Eagle3, Eagle3Loss
     tensor_names = {}
     reads = ("intermediate_size", "target_layer_ids", "remat")
-    # The flags without which SGLang drafts otherwise than the drafter was trained.
-    _flags = f" --speculative-num-steps {CHAIN} --speculative-eagle-topk 1 --speculative-num-draft-tokens {CHAIN + 1}"
-    servers = Servers("EAGLE3", "eagle3", _flags)
     mask_token_id = shift_label = None  # of blocks
     num_drafts = CHAIN
     most_drafts = LONGEST_CHAIN
@@ -198,10 +194,6 @@ class Eagle3Config(HeadConfig, DecoderConfig):
             "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
         }
 
-    def aliases(self, table: list[Entry]) -> dict[str, str]:
-        """vLLM's names."""
-        return {rename(entry.name, {"midlayer.": "layers.0."}): entry.name for entry in table}
-
     def with_tensors(self, tensors: Any) -> "Eagle3Config":
         """The config with the draft vocabulary from d2t, against which t2d is checked."""
         missing = [name for name in VOCABULARY if name not in tensors]
@@ -223,9 +215,6 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         members = np.zeros(self.vocab_size, bool)
         members[tokens] = True
         return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}
-
-    def server_refusals(self) -> tuple[str | None, str | None]:
-        return "SGLang does not know norm_before_residual" if self.norm_before_residual else None, None
 
 
 def default_layer_ids(target_layers: int) -> tuple[int, ...]:

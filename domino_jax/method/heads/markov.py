@@ -15,12 +15,11 @@ import optax
 from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import number, read_key, read_switch, section
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, Servers, Speculators, SplitLinear
+from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Matrix, multiply
 from domino_jax.models.shapes import Hidden
-from domino_jax.models.tables import Entry, rename
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
@@ -209,8 +208,6 @@ class MarkovConfig(DrafterConfig):
     new = {"shift_label": True}
     fixed = {"projector_type": PROJECTOR, "shift_label": True, "pure_draft_prefix_len": 0, "dspark_bonus_anchor": False}
     own_keys = ("projector_type",)
-    speculators = Speculators(PROJECTOR, needed=("sample_from_anchor",))
-    servers = Servers("DSPARK", "dspark")
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
@@ -234,12 +231,6 @@ class MarkovConfig(DrafterConfig):
         with_markov = confident and (config.confidence_head_with_markov or of_modelopt)
         return dataclasses.replace(config, enable_confidence_head=confident, confidence_head_with_markov=with_markov)
 
-    def aliases(self, table: list[Entry]) -> dict[str, str]:
-        """Also modelopt's names."""
-        flat = {"markov_head.": "", "confidence_head.proj.": "confidence_proj."}
-        names = {rename(entry.name, flat): entry.name for entry in table if entry.path[0] == "head"}
-        return super().aliases(table) | names
-
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # SGLang reads them at the top level, SpecForge in dflash_config. Public files have no shift_label.
         keys = {
@@ -249,9 +240,3 @@ class MarkovConfig(DrafterConfig):
             "attention_mode": "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
         }
         return keys, keys
-
-    def server_refusals(self) -> tuple[str | None, str | None]:
-        sglang = vllm = self.convolution_refusal()
-        if self.markov_head_type != VANILLA:
-            vllm = f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
-        return sglang, vllm

@@ -16,7 +16,7 @@ from domino_jax.method.blocks import position_decay
 from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import integer, read_key, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, Speculators, SplitLinear
+from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
@@ -170,15 +170,6 @@ class XpressLoss(Loss):
 
 # ---------------------------------------------------------------------------------------------------------------- files
 
-# What a parameter is called here, in the authors' files and in those of speculators.
-_NAMES = (
-    ("predecessor", "w1", "token_embed"),
-    ("up", "w2", "readout"),
-    ("mix", "mix.L", "mix_l"),
-    *((f"mlp_{part}", f"mlp.{part}_proj", f"mlp_{part}") for part in ("gate", "up", "down")),
-    ("", "", ""),
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class XpressConfig(DrafterConfig):
@@ -186,20 +177,21 @@ class XpressConfig(DrafterConfig):
 
     # A new head's network has MLP_RATIO times as many hidden units.
     xpress_rank: int = field(least=1, most=LARGEST_RANK // MLP_RATIO, recipe=256, recipe_name="rank", shape=True)
-    xpress_mlp_hidden: int = field(least=1, most=LARGEST_RANK, speculators="xpress_mlp_ratio", unit="xpress_rank")
-    xpress_num_passes: int = field(6, least=1, most=LARGEST_RANK, speculators="num_jacobi_passes")
+    xpress_mlp_hidden: int = field(least=1, most=LARGEST_RANK)
+    xpress_num_passes: int = field(6, least=1, most=LARGEST_RANK)
 
     head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
     known_by, module, loss = ("XPress",), XpressHead, XpressLoss
-    tensor_names = DrafterConfig.tensor_names | {f"head.{ours}": f"xpress_head.{name}" for ours, name, _ in _NAMES}
+    tensor_names = DrafterConfig.tensor_names | {
+        "head.predecessor": "xpress_head.w1",
+        "head.up": "xpress_head.w2",
+        "head.mix": "xpress_head.mix.L",
+        **{f"head.mlp_{part}": f"xpress_head.mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "head.": "xpress_head.",
+    }
     reads = (*BLOCKS, "frozen_backbone")
     extra_slots = property(lambda self: self.first_slot)
     passes = property(lambda self: self.xpress_num_passes)
-    speculators = Speculators(
-        "xpress",
-        architecture="XPressDraftModel",
-        tensor_names={f"xpress_head.{name}": f"refiner_head.{theirs}" for _, name, theirs in _NAMES},
-    )
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
@@ -221,7 +213,3 @@ class XpressConfig(DrafterConfig):
         # Without xpress_topc vLLM corrects only the 512 tokens of each slot that the backbone scores best.
         keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size, "xpress_topc": 0}
         return keys | self.head_fields(), {}
-
-    def server_refusals(self) -> tuple[str | None, str | None]:
-        vllm = "vLLM refuses sample_from_anchor for xPress" if self.shift_label else self.convolution_refusal()
-        return "SGLang has no xPress head", vllm
