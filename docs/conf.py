@@ -19,12 +19,13 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.apidoc",
     "sphinx_copybutton",
+    "sphinx_llms_txt",
 ]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = "domino_jax"
-html_copy_source = False
+html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
 
@@ -45,6 +46,8 @@ apidoc_modules = [
         "automodule_options": {"members"},
     }
 ]
+# llms.txt and llms-full.txt, the pages as language models read them.
+llms_txt_exclude = ["api/*"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
