@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.device.random_models import drafter_config, target_config
+from benchmarks.device.random_models import drafter_config, random_params, target_config
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import Loss
@@ -34,7 +34,6 @@ from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.flops import peak_flops, product_flops
 from domino_jax.weights import loading
-from domino_jax.weights.random_weights import random_params
 from domino_jax.weights.target import target_shapes
 
 PARTS = ("whole", "without_target")
