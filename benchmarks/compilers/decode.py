@@ -7,7 +7,7 @@ chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whol
 and round with few candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and
 6 passes. vocabulary: a round that drafts among few tokens. eight_bits: step and round of targets and of drafters in
 eight bits. trees: proposal, verify and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of
-512 to 32,768 slots for 1 to 32 requests, and rounds of one request with a draft window. All from shapes (programs.py).
+512 to 32,768 slots for 1 to 32 requests. All from shapes (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
 again. It then writes one table for each of these into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
@@ -113,7 +113,7 @@ WORKS = {
     "contexts": Work(
         "Longer caches and more requests",
         (("8b", "v5p", 4), ("8b", "h200", 1), ("8b", "v6e", 1)),
-        2 * len(programs.CONTEXTS) * len(programs.ROWS) + sum(slots > programs.WINDOW for slots in programs.CONTEXTS),
+        2 * len(programs.CONTEXTS) * len(programs.ROWS),
         programs.contexts,
         programs.context_bytes,
         PLACE

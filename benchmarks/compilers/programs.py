@@ -37,7 +37,6 @@ PASSES = (2, 4, 6)  # of a head that drafts in passes
 CANDIDATES = (64, 16, 256)  # of a head, the recipes' first
 NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
 CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
-WINDOW = 2_048  # rows of the text that a windowed draft reads
 KV = ("k_proj", "v_proj")
 GREEDY = SamplingParams()
 DRAFT_TOKENS = 32_768
@@ -277,7 +276,7 @@ def tree_parts(mesh: Mesh, models: Pair, nodes: int) -> list[tuple]:
 
 
 def contexts(mesh: Mesh, models: Pair) -> dict[str, tuple]:
-    """name → (function, arguments): step and round by slots and rows, and one row's rounds with a draft window."""
+    """name → (function, arguments): step and round by slots and rows."""
     plain, stop = Pair(models.target, models.target_params), array(mesh, 1)
     programs = {}
 
@@ -292,10 +291,6 @@ def contexts(mesh: Mesh, models: Pair) -> dict[str, tuple]:
         programs[f"step {slots} {rows}"] = (step, (plain, state.replace(draft_cache=()), stop))
     for slots, rows, state in sizes:
         programs[f"round {slots} {rows}"] = (round_, (models, state, stop))
-        if rows == 1 and slots > WINDOW:
-            config = dataclasses.replace(models.drafter.config, draft_window=WINDOW)
-            windowed = models.replace(drafter=models.drafter.clone(config=config))
-            programs[f"windowed {slots} 1"] = (round_, (windowed, state_on(mesh, windowed, slots), stop))
     return programs
 
 

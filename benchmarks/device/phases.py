@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.gpu.decode_attention import mqa
 
-from benchmarks.compilers.programs import CANDIDATES, WINDOW, in_int8
+from benchmarks.compilers.programs import CANDIDATES, in_int8
 from benchmarks.device import decode_latency, train_step
 from benchmarks.device.decode_latency import copy_stopwatch, rate, timed
 from benchmarks.device.random_models import decoding_models, state_of, target_config
@@ -50,7 +50,7 @@ class Scale:
     """How much of everything a phase takes.
 
     slots: of the caches in `decode`.  contexts: slots in `context`.  row_counts, row_slots: of `batch`.
-    vocabulary, window: of `drafts`.  widths: rows of verify.  trees: nodes.
+    vocabulary: of `drafts`.  widths: rows of verify.  trees: nodes.
     product: rows and columns of the matrices of `bandwidth`.
     train: arguments of train_step beside a point's own.
     """
@@ -69,7 +69,6 @@ class Scale:
     row_counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     row_slots: int = 1024
     vocabulary: int = 32_768
-    window: int = WINDOW
     train: tuple[str, ...] = ()
 
 
@@ -89,7 +88,6 @@ SMALL = Scale(
     row_counts=(1, 2),
     row_slots=64,
     vocabulary=64,
-    window=16,
     train=("--dtype=float32", "--length=24", "--rows=2", "--anchors=4", "--layers=1", "--block=4", "--steps=2"),
 )
 
@@ -206,8 +204,8 @@ def steps_and_rounds(scale: Scale, cases: dict[str, tuple[Pair, int, int]]) -> d
 
 
 def drafts(size: str, scale: Scale) -> dict[str, Any]:
-    """A round of one request over the longest caches: as it is, with a draft window, with a draft vocabulary, and by
-    drafters in int8 with all tokens and with that vocabulary."""
+    """A round of one request over the longest caches: as it is, with a draft vocabulary, and by drafters
+    in int8 with all tokens and with that vocabulary."""
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     target, slots = models.target.config, scale.contexts[-1]
     tokens = np.arange(min(scale.vocabulary, target.vocab_size))
@@ -221,14 +219,11 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
     few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=rows_together(params))
     few_int8 = in_int8(config, target, params, models.target_params)
     drafting = DraftSettings(head_candidates=min(CANDIDATES[0], len(tokens)))
-    config = dataclasses.replace(models.drafter.config, draft_window=scale.window)
-    windowed = models.replace(drafter=models.drafter.clone(config=config))
     forms = {
         "round": (models, drafting),
         "round, int8 drafter": (models.replace(drafter_params=rows_together(whole_int8)), drafting),
         f"round, {len(tokens):,} tokens": (few, drafting),
         f"round, {len(tokens):,} tokens, int8 drafter": (few.replace(drafter_params=rows_together(few_int8)), drafting),
-        f"round, window {scale.window:,}": (windowed, drafting),
     }
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches = {"copy": copy}

@@ -75,9 +75,6 @@ def prefill_program(
 def earlier_text(queue: "Queue", request: "QueuedRequest") -> tuple[CachedText | None, int]:
     """The text whose caches the prompt starts from, and how many of their rows; (None, 0) without one."""
     earlier, request.cached = queue.prefixes.longest(request.prompt, queue.plain)
-    if earlier and not queue.plain:
-        sizes = len(earlier.token_ids), len(request.prompt)
-        request.cached = queue.models.drafter.config.reusable(request.cached, *sizes)
     # Padding to the bucket must not need more slots than the whole prompt does.
     _, slots = prompt_sizes(queue, len(request.prompt))
     cached = min(request.cached, slots - _part(queue, request, slots))

@@ -11,7 +11,6 @@ from domino_jax.decoding.prefill import open_kind
 from domino_jax.decoding.prefixes import CachedText
 from domino_jax.decoding.programs import Program, Programs
 from domino_jax.method.loop import DecodeState, take_rows
-from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
@@ -97,15 +96,14 @@ def match_sizes(queue: "Queue", staying: Sequence[int]) -> None:
         queue.clock.decode_seconds += seconds
         return result
 
-    def match(part, slots):
+    def match(part):
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(part))
         matched = run(("resize", shapes, rows, slots), functools.partial(_resize_part, slots=slots), part, places)
         generator.delete(part)
         return matched
 
-    target = tuple(match(layer, slots) for layer in state.target_cache)
-    config = queue.models.drafter and queue.models.drafter.config
-    draft = tuple(match(part, config.cache_slots(i, slots)) for i, part in enumerate(state.draft_cache))
+    target = tuple(match(layer) for layer in state.target_cache)
+    draft = tuple(match(part) for part in state.draft_cache)
     state = state.replace(target_cache=(), draft_cache=())
     if rows != before:
         state = run(("rows", before, rows, queue.kind), _resize_rows, state, places, np.arange(rows) >= taken)
@@ -118,7 +116,7 @@ def store_text(queue: "Queue", row: int, request: "QueuedRequest") -> None:
     generator, state, whole = queue.generator, queue.state, slots_of(queue.state.target_cache)
     slots = min(generator.slots(request.length), whole)
     key = ("keep", len(queue.rows), whole, slots, queue.plain)
-    arguments = (queue.models, (state.target_cache, state.draft_cache), np.array([row], np.int32))
+    arguments = ((state.target_cache, state.draft_cache), np.array([row], np.int32))
     program = Program(key, functools.partial(_cut_out, slots=slots), arguments)
     if not generator.at_hand(program):
         return
@@ -144,6 +142,5 @@ def _resize_part(part, rows: jax.Array, slots: int):
     return resize(part, slots)
 
 
-def _cut_out(models: Pair, caches: tuple, rows: jax.Array, slots: int) -> tuple:
-    target, draft = take_rows(caches, rows)
-    return resize(target, slots), models.resize_context(draft, slots)
+def _cut_out(caches: tuple, rows: jax.Array, slots: int) -> tuple:
+    return resize(take_rows(caches, rows), slots)

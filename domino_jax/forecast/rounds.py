@@ -125,11 +125,11 @@ def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> 
     draft = drafter_shapes(drafter, target, params, settings.drafting, dtype)
     weights, copies = on_chip(draft), on_chip(draft, "lm_head")
     drafter = with_window(drafter, settings.drafting)
-    slots, layers = settings.cache_length, range(drafter.num_hidden_layers)
+    slots = settings.cache_length
     heads = [model.num_key_value_heads * model.head_dim * 2 * dtype.itemsize * requests for model in (target, drafter)]
     split = mesh.shape["tensor"] if target.num_key_value_heads % mesh.shape["tensor"] == 0 else 1
     cache = heads[0] * slots * target.num_hidden_layers // split
-    context = heads[1] * sum(drafter.cache_slots(layer, slots) for layer in layers) // split
+    context = heads[1] * slots * drafter.num_hidden_layers // split
     return Reads(
         target,
         whole - experts - (0 if target.tie_word_embeddings else embedding),

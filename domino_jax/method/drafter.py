@@ -11,7 +11,7 @@ from domino_jax.method.blocks import slot_positions
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import TargetRows
 from domino_jax.models.attention import attend_cache
-from domino_jax.models.cache import Cache, LayerCache, append, append_ring, block_mask, init_cache, slots_of
+from domino_jax.models.cache import Cache, append, block_mask, init_cache, slots_of
 from domino_jax.models.quantized import is_quantized, quantize, transposed
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
@@ -100,14 +100,12 @@ class Drafter(nn.Module):
 
     def init_cache(self, batch: int, slots: int) -> Cache:
         c = self.config
-        sizes = (c.cache_slots(layer, slots) for layer in range(c.num_hidden_layers))
-        layers = (init_cache(1, batch, size, c.num_key_value_heads, c.head_dim, self.dtype) for size in sizes)
-        return tuple(layer for (layer,) in layers)
+        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
 
     def extend_context(self, cache: Cache, text: TargetRows, positions: Positions) -> Cache:
         """Writes context keys and values of features [B, T, C·D] at absolute positions int32 [B, T]."""
         rows = self.backbone.context_keys_values(text.features, positions)
-        return tuple(self._written(i, cache[i], k, v, positions, text.count) for i, (k, v) in enumerate(rows))
+        return tuple(append(layer, k, v, positions) for layer, (k, v) in zip(cache, rows, strict=True))
 
     def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
         """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], the cache).
@@ -119,24 +117,15 @@ class Drafter(nn.Module):
 
         def attention(layer):
             readable = slots_read(x.shape[1], self.config.window(layer), self.config.causal(layer))
-            mask = block_mask(lengths, readable, slots_of(cache[layer : layer + 1]), *self.config.reach(layer))
+            mask = block_mask(lengths, readable, slots_of(cache), *self.config.reach(layer))
 
             def over_cache(q, k, v):
-                written = self._written(layer, cache[layer], k, v, positions)
+                written = append(cache[layer], k, v, positions)
                 return attend_cache(q, *written, mask), written
 
             return over_cache
 
         return self.backbone(x, positions, attention)
-
-    def _written(
-        self, layer: int, cache: LayerCache, k: jax.Array, v: jax.Array, positions: Positions, count=None
-    ) -> LayerCache:
-        ring = self.config.ring(layer)
-        # A cache that has not grown to a ring holds all of the text. A row that is done may have no room for a block.
-        if ring is None or cache[0].shape[2] < ring:
-            return append(cache, k, v, positions)
-        return append_ring(cache, k, v, positions, count, sink=self.config.reach(layer)[1])
 
 
 def init_drafter_params(drafter: Any, key: jax.Array) -> dict:

@@ -126,18 +126,6 @@ class HeadConfig:
         """The largest number of drafts that a round may ask for."""
         return self.num_drafts
 
-    def cache_slots(self, part: int, slots: int) -> int:
-        """Slots of a part of the drafter's cache when the target's has `slots`."""
-        return slots
-
-    def reusable(self, cached: int, text: int, prompt: int) -> int:
-        """How many of the cached rows of an earlier text a prompt can start from.
-
-        Args:
-            cached: tokens with which both begin.  text, prompt: tokens of the earlier text and of the prompt.
-        """
-        return cached
-
 
 class Head(nn.Module):
     """Logits of a slot = base logits + code · matrix. The code [..., E] follows from the slot's z, from the token

@@ -136,14 +136,15 @@ def prefill(
     sampling = prompts.sampling or sampling
     new = prompts.lengths - offset
     if earlier:
-        earlier = resize(earlier[0], slots), models.resize_context(earlier[1], slots)
-    cache, context, last = read_prompts(models, prompts.tokens, new, earlier, offset)
+        earlier = resize(earlier, slots)
+    *caches, last = read_prompts(models, prompts.tokens, new, earlier, offset)
+    target_cache, draft_cache = resize(caches, slots)
     first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling, stop_ids=stop_ids)
     zeros = jnp.zeros_like(prompts.lengths)
     ends = jnp.take_along_axis(prompts.tokens, new[:, None] - 1, axis=1)[:, 0]
     state = DecodeState(
-        target_cache=resize(cache, slots),
-        draft_cache=models.resize_context(context, slots),
+        target_cache=target_cache,
+        draft_cache=draft_cache,
         lengths=prompts.lengths,
         anchors=ends,
         before=ends,

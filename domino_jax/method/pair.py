@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.backbone import transformed_logits
-from domino_jax.models.cache import resize
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features
@@ -84,10 +83,6 @@ class Pair:
     def head(self) -> Any:
         """The drafter's head (head.Head) with its parameters, as `bound`."""
         return self.bound.head
-
-    def resize_context(self, context: Any, slots: int) -> Any:
-        """The drafter's cache, () without a drafter, resized for a target's cache of `slots` slots."""
-        return tuple(resize(part, self.drafter.config.cache_slots(i, slots)) for i, part in enumerate(context))
 
     def row_states(self, features: Features, batch: dict[str, jax.Array], passes: int) -> jax.Array:
         """The states [B, S, J, D] of J passes of a drafter without a backbone over all rows of a training batch.

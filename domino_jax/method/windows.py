@@ -1,4 +1,4 @@
-"""What the layers of a backbone read of the text and of their block, and which rows of it a cache holds.
+"""What the layers of a backbone read of the text and of their block.
 
 A first reader can skip this file: without sliding windows every layer reads all of the text and its whole block.
 """
@@ -26,22 +26,6 @@ class LayerWindows:
         trained = self.window(layer)
         window = min((rows for rows in (trained, self.draft_window) if rows), default=None)
         return window, 0 if trained else self.draft_sink
-
-    def ring(self, layer: int) -> int | None:
-        """Slots of the ring of a layer with a window: what it reads, a block, and a row more, which a commit of all
-        drafts may take. None for a layer that keeps all of the text."""
-        window, sink = self.reach(layer)
-        return None if window is None else sink + window + self.block_size
-
-    def cache_slots(self, part: int, slots: int) -> int:
-        return min(slots, self.ring(part) or slots)
-
-    def reusable(self, cached: int, text: int, prompt: int) -> int:
-        """A window's rows before the end of a shorter prompt are lost once later ones took their slots."""
-        for window, sink in map(self.reach, range(self.num_hidden_layers)):
-            if window and prompt < text and text + 1 - window > sink:
-                cached = min(cached, max(prompt + 1 - window, 0))
-        return cached
 
     def check_windows(self) -> None:
         """Raises DataError for layer_types and a window that contradict each other."""

@@ -103,41 +103,6 @@ def write_single_row(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.A
     return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
 
 
-def append_ring(
-    cache: LayerCache, k: jax.Array, v: jax.Array, positions: jax.Array, count: jax.Array | None = None, sink: int = 0
-) -> LayerCache:
-    """Writes the first `count` int32 [B] (None: all) of k, v [B, K, T, H], rows of the text at consecutive `positions`
-    int32 [B, T], in a cache that ends with a ring.
-
-    Slot p has position p as long as the text fits. After that its first `sink` rows stay, and a row takes the slot of
-    the oldest one of the others (`ring_positions`). Of more rows than the ring has slots only the last are written.
-    """
-    slots, size = cache[0].shape[2], positions.shape[1]
-    count = jnp.full(positions.shape[:1], size) if count is None else count
-    end = positions[:, :1] + count[:, None]
-    used = (positions < end) & ((positions >= end - (slots - sink)) | (positions < sink))
-    turned = sink + (positions - sink) % max(slots - sink, 1)
-    where = jnp.where(used, jnp.where(positions < slots, positions, turned), slots)  # the scatter drops those outside
-
-    def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        write_row = jax.vmap(lambda row, place, rows: row.at[:, place].set(rows, mode="drop"))
-        return write_row(old, where, new.astype(old.dtype))
-
-    return write(cache[0], k), write(cache[1], v)
-
-
-def ring_positions(ends: jax.Array, slots: int, sink: int = 0) -> jax.Array:
-    """The position int32 [B, S] of the row in each slot of a ring (append_ring) with a text of `ends` int32 [B] rows.
-
-    Slots that nothing was written to have a negative one.
-
-    >>> end 7, 5 slots, sink 1  →  0 5 6 3 4        end 3  →  0 1 2 -1 -1
-    """
-    slot, last = jnp.arange(slots), ends[:, None] - 1
-    position = last - (last - slot) % max(slots - sink, 1)
-    return jnp.where(slot < sink, jnp.where(slot <= last, slot, -1), jnp.where(position < sink, -1, position))
-
-
 def keep_path(cache: Cache, lengths: Lengths, path: jax.Array, size: int) -> Cache:
     """Copies the rows at length + path[k] to length + k, for k = 0, 1, …; path int32 [B, T], places in the block.
 
@@ -185,8 +150,7 @@ def block_mask(lengths: Lengths, ancestors: jax.Array, slots: int, window: int |
     Row t reads every committed row (position < length) and block row u iff ancestors[t, u] (bool [T, T] or [B, T, T]).
 
     Args:
-        window: the cache ends with a ring (append_ring), and row t reads committed rows from length + t - (window - 1)
-            on, and the first `sink` ones. Without it slot p has position p.
+        window: row t reads committed rows from length + t - (window - 1) on, and the first `sink` ones.
 
     >>> length 2, chain of 3, 6 slots  →  1 1 1 0 0 0
                                           1 1 1 1 0 0
@@ -194,12 +158,12 @@ def block_mask(lengths: Lengths, ancestors: jax.Array, slots: int, window: int |
     """
     size = ancestors.shape[-1]
     ancestors = jnp.broadcast_to(ancestors, (lengths.shape[0], size, size))
-    position = ring_positions(lengths + size, slots, sink) if window else jnp.arange(slots)[None, :]
+    position = jnp.arange(slots)
     offset = position - lengths[:, None]  # [B, S], 0 at the block's first row
     committed = (offset < 0)[:, None, :]
     if window:
         near = offset[:, None, :] > jnp.arange(size)[:, None] - window
-        committed &= (position >= 0)[:, None, :] & (near | (position < sink)[:, None, :])
+        committed &= near | (position < sink)
     inside = (offset >= 0) & (offset < size)
     column = jnp.clip(offset, 0, size - 1)
     in_block = jnp.take_along_axis(ancestors, column[:, None, :], axis=2)

@@ -12,7 +12,7 @@ from domino_jax.decoding.queue import Queue, QueuedRequest
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.decoding.test_lossless import DRAFTERS
-from tests.helpers.decoding_models import make_generator, random_models, random_prompts, rows_read, with_window
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts, rows_read
 
 SYSTEM, FIRST, SECOND, OTHER = random_prompts(4, 20, 20, seed=9)
 SHAPE = {"cache_length": 160, "max_new_tokens": 12, "batch_size": 4, "tree": TreeSettings(9, 4, 8)}
@@ -109,25 +109,6 @@ def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_tex
         parts = (rows_read(made.models, one, row, len(text) - 1) for one in (state, fresh))
         for looped, read in zip(*parts, strict=True):
             np.testing.assert_allclose(looped, read, atol=1e-4)
-
-
-@pytest.mark.long
-def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
-    """Its rows are those of a prefill of the whole prompt, and a text that goes on loses none of them."""
-    made = make_generator(with_window(random_models(4), 25, 2), **SHAPE)
-    prefixes = Prefixes(2, 10**9)
-    chat = Chat(made, "draft", prefixes)
-    first = chat.ask([*SYSTEM, *FIRST])
-    second = chat.ask([*SYSTEM, *FIRST, *first.token_ids, *SECOND])
-    chat.ask([*SYSTEM, *OTHER])
-    assert chat.read == [40, 22, 24]
-    text = [*SYSTEM, *FIRST, *first.token_ids, *SECOND, *second.token_ids, *OTHER]
-    queue = queue_of(made, "draft", [text], prefixes=prefixes)
-    [one] = queue.admit()
-    assert one.cached == len(text) - 22
-    fresh = made.start([text], [0])
-    for reused, whole in zip(*(rows_read(made.models, one, 0, len(text)) for one in (queue.state, fresh)), strict=True):
-        np.testing.assert_allclose(reused, whole, atol=1e-4)
 
 
 def test_the_text_that_was_not_used_for_the_longest_time_goes_first():

@@ -151,14 +151,9 @@ def in_eight_bits(models: Pair, part: str) -> Pair:
 def rows_read(models: Pair, state, row: int, end: int) -> list[jax.Array]:
     """What the next round reads of both caches of a text of `end` rows. The row of EAGLE-3 before the anchor is left
     out: that round writes it, because a prefill does not know the token after it."""
-    config = models.drafter.config
     taken = [leaf[row, :, :end] for leaf in jax.tree.leaves(state.target_cache)]
-    for layer, part in enumerate(state.draft_cache):
-        window = config.reach(layer)[0] if config.has_backbone else None
-        places = np.arange(max(end + 1 - window, 0) if window else 0, end - (config.head == "eagle3"))
-        for leaf in jax.tree.leaves(part):
-            taken.append(leaf[row] if leaf.ndim != 4 else leaf[row, :, places % leaf.shape[2]])
-    return taken
+    end -= models.drafter.config.head == "eagle3"
+    return taken + [leaf[row, :, :end] if leaf.ndim == 4 else leaf[row] for leaf in jax.tree.leaves(state.draft_cache)]
 
 
 def golden_models(name: str) -> Pair:

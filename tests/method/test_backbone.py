@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from domino_jax.method.backbone import slots_read, training_attention
-from domino_jax.models.attention import attend
-from domino_jax.models.cache import append, append_ring, block_mask
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 
@@ -93,28 +91,3 @@ def test_a_dropped_block_leaves_the_others_and_stays_finite():
     dropped = block_hidden(tokens, ANCHORS, jnp.array([[True, False], [True, False]]))
     assert (block_hidden(tokens)[:, 0] == dropped[:, 0]).all()
     assert np.isfinite(dropped).all()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("window, sink", [(2, 0), (6, 0), (6, 2), (6, 12), (40, 3)])
-@pytest.mark.parametrize("chunks", [(20,), (9, 5, 1, 2, 2, 1)])
-def test_a_ring_holds_what_a_window_reads_of_a_whole_cache(window, sink, chunks):
-    """Texts of 2, 9 and 20 rows, written in chunks whose padding is left out, and a block of 4."""
-    rng = np.random.default_rng(3)
-    lengths, size, slots = jnp.array([2, 9, 20]), 4, 24
-    whole = tuple(jnp.asarray(rng.standard_normal((3, 2, slots, 8)), jnp.float32) for _ in range(2))
-    ring = tuple(rows[:, :, : min(slots, sink + window + size)] * 0 for rows in whole)
-    for start, count in zip(np.cumsum([0, *chunks]), chunks, strict=False):
-        places = jnp.broadcast_to(start + jnp.arange(count), (3, count))
-        rows = (cached[:, :, start : start + count] for cached in whole)
-        ring = append_ring(ring, *rows, places, jnp.clip(lengths - start, 0, count), sink)
-    q, k, v = (jnp.asarray(rng.standard_normal((3, heads, size, 8)), jnp.float32) for heads in (4, 2, 2))
-    readable, places = slots_read(size, None, False), lengths[:, None] + jnp.arange(size)
-    written = append_ring(ring, k, v, places, sink=sink)
-    out = attend(q, *written, block_mask(lengths, readable, ring[0].shape[2], window, sink))
-
-    mask = block_mask(lengths, readable, slots)
-    near = jnp.arange(slots) > places[..., None] - window
-    inside = jnp.arange(slots) >= lengths[:, None, None]  # the block, whose slots `readable` alone hides
-    mask &= near | inside | (jnp.arange(slots) < sink)
-    np.testing.assert_allclose(out, attend(q, *append(whole, k, v, places), mask), atol=1e-6)

@@ -93,18 +93,6 @@ def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
     assert drafted(with_window(models, 5, 9), state)[0].tolist() == whole
 
 
-@pytest.mark.long
-def test_a_finished_row_without_room_for_a_block_keeps_the_text_that_a_window_reads():
-    """A cache that has not grown to a ring must not turn."""
-    models, state = started("shifted, prefix 1")
-    slots = state.draft_cache[0][0].shape[2]
-    models = with_window(models, 2 * slots)
-    block = jnp.zeros((2, models.drafter.config.block_size, models.target.config.hidden_size))
-    after = models.bound.draft_hidden(state.draft_cache, block, jnp.array([slots, slots - 1]))[1]
-    for before, written in zip(jax.tree.leaves(state.draft_cache), jax.tree.leaves(after), strict=True):
-        assert (before == written).all()
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_a_sampled_draft_shares_the_targets_noise_at_its_own_position(scale):
     models, state = started("shifted, prefix 1")
