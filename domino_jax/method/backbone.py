@@ -11,7 +11,7 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.conv import ConvolvedLayer
 from domino_jax.models import slices
 from domino_jax.models.cache import LayerCache
-from domino_jax.models.decoder_layer import Attention, DecoderLayer
+from domino_jax.models.decoder_layer import Attention, DecoderLayer, run_layer
 from domino_jax.models.layers import DECODED_ROWS, Linear, RMSNorm, apart_on_gpus, rotary_angles
 from domino_jax.models.shapes import MASKED, Features, Hidden, Logits, Positions
 from domino_jax.models.sharding import constrain
@@ -26,9 +26,7 @@ class Backbone(nn.Module):
 
     def setup(self):
         c = self.config
-        # The attention function is no array; everything it closes over may be.
         layer = ConvolvedLayer if c.conv_kernel_size else DecoderLayer
-        layer = nn.remat(layer, static_argnums=(3,)) if self.remat else layer
         self.fc = Linear(c.hidden_size, dtype=self.dtype)
         self.hidden_norm = RMSNorm(c.rms_norm_eps, self.dtype)
         self.layers = [layer(c, self.dtype) for _ in range(c.num_hidden_layers)]
@@ -43,7 +41,7 @@ class Backbone(nn.Module):
         angles = self._angles(positions)
         by_layer = []
         for layer in self.layers:
-            by_layer.append(layer.context_keys_values(context, angles))
+            by_layer.append(run_layer(layer, context, angles, method="context_keys_values"))
             if context.shape[0] * context.shape[1] <= DECODED_ROWS:
                 # Else the compiler for GPUs joins the products of all layers, and copies their matrices in every round.
                 context = apart_on_gpus(context)
@@ -60,7 +58,7 @@ class Backbone(nn.Module):
         x = scale(x, self.config.input_embedding_scale)
         extras = []
         for index, layer in enumerate(self.layers):
-            x, extra = layer(x, angles, attention(index))
+            x, extra = run_layer(layer, x, angles, attention(index), remat=self.remat)
             extras.append(extra)
         return self.norm(x), tuple(extras)
 
@@ -100,19 +98,19 @@ def training_attention(
         starts: int32 [B, A], where the anchor's document begins in a packed row; no key before it is read.
     """
     starts = jnp.zeros_like(anchors) if starts is None else starts
+    return jax.tree_util.Partial(_over_blocks, context, anchors, starts, keep, reach, readable)
 
-    def attention(q, k, v):
-        batch, heads, _, width = q.shape
-        kv, blocks, block_size = k.shape[1], anchors.shape[1], readable.shape[0]
-        q = q.reshape(batch, kv, heads // kv, blocks, block_size, width)
-        k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
-        if blocks <= slices.BLOCKS:
-            out = _attend_blocks(context, q, k, v, anchors, starts, keep, reach, readable)
-        else:
-            out = _attend_in_slices(slices.BLOCKS, (reach, readable), context, q, k, v, anchors, starts, keep)
-        return out.reshape(batch, heads, blocks * block_size, width), None
 
-    return attention
+def _over_blocks(context, anchors, starts, keep, reach, readable, q, k, v):
+    batch, heads, _, width = q.shape
+    kv, blocks, block_size = k.shape[1], anchors.shape[1], readable.shape[0]
+    q = q.reshape(batch, kv, heads // kv, blocks, block_size, width)
+    k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
+    if blocks <= slices.BLOCKS:
+        out = _attend_blocks(context, q, k, v, anchors, starts, keep, reach, readable)
+    else:
+        out = _attend_in_slices(slices.BLOCKS, (reach, readable), context, q, k, v, anchors, starts, keep)
+    return out.reshape(batch, heads, blocks * block_size, width), None
 
 
 def slots_read(size: int, window: int | None, causal: bool) -> jax.Array:

@@ -10,8 +10,8 @@ from domino_jax.method.backbone import Backbone, slots_read, training_attention
 from domino_jax.method.blocks import slot_positions
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import TargetRows
-from domino_jax.models.attention import attend_cache
 from domino_jax.models.cache import Cache, append, block_mask, init_cache, slots_of
+from domino_jax.models.decoder_layer import cache_attention
 from domino_jax.models.quantized import is_quantized, quantize, transposed
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
@@ -118,12 +118,7 @@ class Drafter(nn.Module):
         def attention(layer):
             readable = slots_read(x.shape[1], self.config.window(layer), self.config.causal(layer))
             mask = block_mask(lengths, readable, slots_of(cache), *self.config.reach(layer))
-
-            def over_cache(q, k, v):
-                written = append(cache[layer], k, v, positions)
-                return attend_cache(q, *written, mask), written
-
-            return over_cache
+            return cache_attention(cache[layer], positions, mask)
 
         return self.backbone(x, positions, attention)
 

@@ -4,6 +4,7 @@ What a query may read differs between the two, and between training and decoding
 passes in.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from domino_jax.models.attention import attend, attend_cache, attend_prompts, attend_row
+from domino_jax.models.cache import LayerCache, append
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.layers import DECODED_ROWS, Linear, RMSNorm, SwiGLU, rotate
 from domino_jax.models.moe import ExpertConfig, SparseFeedForward
+from domino_jax.models.shapes import Mask
 from domino_jax.models.sharding import constrain
 
 Angles = tuple[jax.Array, jax.Array]
-# (q [B,N,T,H], k [B,K,T,H], v [B,K,T,H]) → (attended [B,N,T,H], whatever the caller wants back)
+# (q [B,N,T,H], k [B,K,T,H], v [B,K,T,H]) → (attended [B,N,T,H], whatever the caller wants back). For run_layer it is a
+# jax.tree_util.Partial of a module's function and the arrays that it reads.
 Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
@@ -100,3 +105,47 @@ class DecoderLayer(nn.Module):
         attended, extra = self.self_attn(self.input_layernorm(x), angles, attention)
         x = constrain(x + attended, "batch")
         return constrain(x + self.mlp(self.post_attention_layernorm(x)), "batch"), extra
+
+
+def token_attention(mask: Mask | None, documents: jax.Array | None = None) -> Attention:
+    """Attention of the rows of a pass over each other: by `mask` bool [B, T, T], or causal inside each document."""
+    return jax.tree_util.Partial(_attend_tokens, mask, documents)
+
+
+def _attend_tokens(mask, documents, q, k, v):
+    return attend_row(q, k, v, documents) if mask is None else attend(q, k, v, mask), None
+
+
+def cache_attention(cache: LayerCache, slots: jax.Array, mask: Mask | None) -> Attention:
+    """Attention over a cache, with the rows of the pass written at `slots` int32 [B, T] first; its second result is the
+    written cache. mask: bool [B, T, S]; None for prompts, causal up to each row's own slot."""
+    return jax.tree_util.Partial(_attend_cache, cache, slots, mask)
+
+
+def _attend_cache(cache, slots, mask, q, k, v):
+    written = append(cache, k, v, slots)
+    if mask is not None:
+        return attend_cache(q, *written, mask), written
+    if k.shape[2] == written[0].shape[2]:  # a whole prompt: attention need not wait for the cache
+        return attend_prompts(q, k, v), written
+    return attend_prompts(q, *written, first=slots[0, 0]), written
+
+
+def run_layer(layer: nn.Module, *args: Any, method: str = "__call__", remat: bool = False) -> Any:
+    """A bound layer's method, traced and lowered once for all layers that are alike: the program calls one function.
+
+    Args:
+        args: arrays and trees of arrays; an attention function is a jax.tree_util.Partial.
+        remat: what the method computes is computed again in the backward pass.
+    """
+    if layer.is_initializing():
+        return getattr(layer, method)(*args)
+    return run_alike(layer.clone(parent=None, name=None), method, remat, layer.variables["params"], *args)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def run_alike(layer: nn.Module, method: str, remat: bool, params: dict, *args: Any) -> Any:
+    def run(params: dict, *args: Any) -> Any:
+        return layer.apply({"params": params}, *args, method=method)
+
+    return (jax.checkpoint(run) if remat else run)(params, *args)

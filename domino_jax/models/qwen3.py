@@ -12,15 +12,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.models.attention import attend, attend_cache, attend_prompts, attend_row
-from domino_jax.models.cache import Cache, append, init_cache
+from domino_jax.models.cache import Cache, init_cache
 from domino_jax.models.decoder_config import (
     DecoderConfig,
     read_decoder_fields,
     read_switch,
     refuse_unsupported,
 )
-from domino_jax.models.decoder_layer import DecoderLayer
+from domino_jax.models.decoder_layer import DecoderLayer, cache_attention, run_layer, token_attention
 from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_rows
 from domino_jax.models.moe import ExpertConfig, read_expert_config
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
@@ -141,7 +140,8 @@ class Qwen3(nn.Module):
         depth = max(tap_layers) + 1 if features_only else self.config.num_hidden_layers
         tapped, new_cache = {}, []
         for index, layer in enumerate(self.layers[:depth]):
-            x, layer_cache = layer(x, angles, _attention(mask, documents, cache[index] if cache else None, slots))
+            attention = cache_attention(cache[index], slots, mask) if cache else token_attention(mask, documents)
+            x, layer_cache = run_layer(layer, x, angles, attention)
             new_cache.append(layer_cache)
             if index in tap_layers:
                 tapped[index] = x
@@ -160,20 +160,3 @@ class Qwen3(nn.Module):
         """An empty cache for `batch` rows of `slots` positions, in the compute dtype."""
         c = self.config
         return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
-
-
-def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slots):
-    """The attention function of one target layer: over its own rows, or over the cache with its rows written first."""
-
-    def over_tokens(q, k, v):
-        return attend_row(q, k, v, documents) if mask is None else attend(q, k, v, mask), None
-
-    def over_cache(q, k, v):
-        written = append(layer_cache, k, v, slots)
-        if mask is not None:
-            return attend_cache(q, *written, mask), written
-        if k.shape[2] == written[0].shape[2]:  # a whole prompt: attention need not wait for the cache
-            return attend_prompts(q, k, v), written
-        return attend_prompts(q, *written, first=slots[0, 0]), written
-
-    return over_tokens if layer_cache is None else over_cache

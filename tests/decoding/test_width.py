@@ -10,7 +10,7 @@ import pytest
 from domino_jax.decoding.programs import Programs
 from domino_jax.decoding.width import Dispatch, WidthController
 from domino_jax.method.pair import Pair
-from domino_jax.models import moe
+from domino_jax.models import decoder_layer, moe
 from domino_jax.models.qwen3 import Qwen3
 from tests.helpers.decoding_models import (
     make_generator,
@@ -148,6 +148,7 @@ def test_a_sparse_target_gets_plain_steps_on_text_where_a_dense_one_gets_drafts(
     for drafts, by_experts, drafting in ((middle, False, True), (middle, True, False), (easy, True, True)):
         clock = ExpertClock(by_experts)
         monkeypatch.setattr(moe, "route", clock.route)
+        decoder_layer.run_alike.clear_cache()  # of layers that route otherwise
         monkeypatch.setattr(Programs, "run", lambda *arguments, clock=clock: clock.run(*arguments))
         made = make_generator(models, **length, width="adaptive", widths=(0, 8))
         with planted_drafts(drafts):

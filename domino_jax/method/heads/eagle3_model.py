@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from domino_jax.method.pair import TargetRows
 from domino_jax.models import attention
-from domino_jax.models.attention import attend_cache, causal_mask
+from domino_jax.models.attention import causal_mask
 from domino_jax.models.cache import LayerCache, append, init_cache
-from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention
+from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention, cache_attention
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles
 from domino_jax.models.shapes import MASKED, Features, Lengths, Logits, Positions
 from domino_jax.models.sharding import constrain
@@ -152,12 +152,7 @@ class Eagle3(nn.Module):
         mask = keys <= places[:, :, None]
         if self.config.sliding_window:
             mask &= keys > places[:, :, None] - self.config.sliding_window
-
-        def over_cache(q, k, v):
-            written = append(rows, k, v, places)
-            return attend_cache(q, *written, mask), written
-
-        out, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
+        out, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), cache_attention(rows, places, mask))
         return self.logits(out[:, 0]), self._fed_back(out[:, 0]), rows
 
     def _fused(self, features: Features) -> jax.Array:
