@@ -25,6 +25,7 @@ from domino_jax.data.sources import DataFile
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import replacing
+from domino_jax.runtime.json_files import read_json
 from domino_jax.runtime.progress import PATIENCE, Progress
 
 FORMAT = 3
@@ -32,8 +33,10 @@ LINES_PER_TASK = 256
 MEASURED = 9  # columns of _measure
 READ_BYTES = 1 << 26
 ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
-# Its encoding tells apart two tokenizers that share a vocabulary but split text differently.
-PROBE = "Don't  panic:\n\n\tdef f(x): return 3.14159 + 2_000  # naïve Ünïcode, 你好, ١٢٣, 🙂 </think>\r\n "
+# What a tokenizer is made of: the first group of files that is there, with the settings beside it.
+TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+UNREAD = ("name_or_path", "transformers_version", "auto_map")  # keys of tokenizer_config.json that decide nothing
 
 
 def fingerprint(files: Sequence[DataFile], encoder: RowEncoder) -> str:
@@ -49,11 +52,31 @@ def fingerprint(files: Sequence[DataFile], encoder: RowEncoder) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Hex digits that change with the ids that texts and conversations become; "" without a tokenizer."""
+    """Hex digits that change with any content of the tokenizer's files and its template; "" without a tokenizer.
+
+    How the JSON is spaced changes nothing. A tokenizer that was made without a folder is what it holds in memory.
+    """
     if tokenizer is None:
         return ""
-    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, str(DATE), tokenizer.encode(PROBE)]
+    folder = pathlib.Path(tokenizer.name_or_path)
+    groups = TOKENIZER_FILES if tokenizer.name_or_path else ()
+    made_of = next((names for names in groups if all((folder / name).is_file() for name in names)), None)
+    if made_of:
+        parts = {name: _content(folder / name) for name in (*made_of, *SETTINGS_FILES)}
+    else:
+        parts = {"memory": json.loads(tokenizer.backend_tokenizer.to_str())}
+    parts |= {"chat_template": tokenizer.chat_template, "date": str(DATE)}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _content(file: pathlib.Path) -> Any:
+    """The JSON or text of one of a tokenizer's files, without its template; None where it is absent."""
+    if not file.is_file():
+        return None
+    if file.suffix != ".json":
+        return file.read_text(encoding="utf-8")
+    raw = read_json(file)
+    return {key: raw[key] for key in raw if key not in (*UNREAD, "chat_template")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+import tokenizers
+import transformers
 from safetensors.numpy import load_file, save_file
 
+from domino_jax.data.index import tokenizer_digest
 from domino_jax.weights import hf, identity
 from domino_jax.weights.identity import drafter_identity, target_identity
 from tests.helpers.models import rewrite_tensors
@@ -54,13 +57,55 @@ def test_a_change_of_weights_config_or_stop_ids_makes_another_target(target, cha
     assert {key for key, value in target_identity(target).items() if value != before[key]} == {part}
 
 
-def test_another_chat_template_makes_another_target(tmp_path):
+@pytest.fixture
+def texts(tmp_path):
+    """A target's folder without weights."""
     for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ASSETS / "tiny_qwen3" / file, tmp_path)
-    before = target_identity(tmp_path)
-    with (tmp_path / "chat_template.jinja").open("a") as template:
-        template.write("!")
-    assert target_identity(tmp_path) == {**before, "tokenizer": target_identity(tmp_path)["tokenizer"]} != before
+    return tmp_path
+
+
+def flag_first_token(folder):
+    """The first added token takes the spaces before it."""
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    rewrite_json(folder / "tokenizer.json", added_tokens=[{**tokens[0], "lstrip": True}, *tokens[1:]])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"),
+        lambda folder: rewrite_json(folder / "tokenizer.json", normalizer={"type": "Lowercase"}),
+        flag_first_token,
+        lambda folder: rewrite_json(folder / "tokenizer_config.json", split_special_tokens=True),
+    ],
+    ids=["template", "normalizer", "flag of an added token", "settings"],
+)
+def test_any_change_of_tokenizer_or_template_makes_another_target_and_other_rows(texts, change):
+    before, rows = target_identity(texts), tokenizer_digest(hf.load_tokenizer(texts))
+    change(texts)
+    after = target_identity(texts)
+    assert after == {**before, "tokenizer": after["tokenizer"]} != before
+    assert tokenizer_digest(hf.load_tokenizer(texts)) != rows
+
+
+def test_the_same_tokenizer_in_other_files_is_the_same(texts):
+    before = target_identity(texts)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (texts / name).write_text(json.dumps(json.loads((texts / name).read_text()), indent=7, sort_keys=True))
+    template = (texts / "chat_template.jinja").read_text()
+    (texts / "chat_template.jinja").unlink()
+    rewrite_json(texts / "tokenizer_config.json", chat_template=template, name_or_path="elsewhere")
+    assert target_identity(texts) == before
+
+
+def test_a_tokenizer_that_was_made_in_memory_is_what_it_holds():
+    def made(flagged):
+        core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+        core.add_special_tokens([tokenizers.AddedToken("<e>", rstrip=flagged)])
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=core)
+
+    assert tokenizer_digest(made(False)) == tokenizer_digest(made(False)) != tokenizer_digest(made(True))
 
 
 def test_a_head_that_was_trained_further_and_another_order_of_tokens_make_another_drafter(tmp_path):
