@@ -153,29 +153,35 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
         ids, last, taps = list(self.target_layer_ids), self.num_target_layers - 1, self.conv_kernel_size
         refuse(
             not ids or len(set(ids)) != len(ids),
+            "target_layer_ids",
             f"target_layer_ids {ids} must be distinct and at least one; name others, or use fewer draft layers",
         )
         refuse(
             any(not 0 <= index < last for index in ids),
+            "target_layer_ids",
             f"target_layer_ids {ids} must be in 0..{last - 1}: the target has {last + 1} layers, and the last one's"
             " public hidden state is already normed",
         )
         refuse(
             not 0 <= self.mask_token_id < self.vocab_size,
+            "mask_token_id",
             f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
         )
         self.check_windows()
         only = self.fixed.get("shift_label", self.shift_label)
         refuse(
             self.shift_label != only,
+            "shift_label",
             f"head {self.head} has shift_label {self.shift_label}, but its drafters always have {only}",
         )
         refuse(
             not 0 <= taps <= self.block_size,
+            "conv_kernel_size",
             f"conv_kernel_size {taps} is not in 0..{self.block_size}, the block_size (0: no convolutions)",
         )
         refuse(
             taps > 0 and (self.conv_group_size < 1 or self.hidden_size % self.conv_group_size != 0),
+            "conv_group_size",
             f"conv_group_size {self.conv_group_size} does not divide hidden_size {self.hidden_size}",
         )
 

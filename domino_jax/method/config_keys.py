@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import ConfigError, DataError, quote
 from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
@@ -46,19 +46,18 @@ _VARIANTS = LAYER_VARIANTS | {
 WRITTEN_WITH = "use the config.json that was written with these weights."
 
 
-def refuse(wrong: bool, message: str) -> None:
-    """Raises DataError with this message about a drafter's config if something is wrong."""
+def refuse(wrong: bool, field: str, message: str) -> None:
+    """Raises DataError with this message about a field of a drafter's config if something is wrong."""
     if wrong:
-        raise DataError(f"drafter config: {message}.")
+        raise DataError(f"{message}.", field)
 
 
 def read_key(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
     stated = [place[name] for place in (raw, nested) if place.get(name) is not None]
     if len(stated) == 2 and stated[0] != stated[1]:
-        raise DataError(
-            f"the drafter's config.json gives {name} = {stated[0]!r} at top level and {stated[1]!r} in "
-            f"dflash_config; {WRITTEN_WITH}"
+        raise ConfigError(
+            f"gives {name} = {stated[0]!r} at top level and {stated[1]!r} in dflash_config; {WRITTEN_WITH}"
         )
     return stated[0] if stated else None
 
@@ -68,10 +67,10 @@ def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> boo
     stated = {name: value for name in names if (value := read_key(raw, nested, name)) is not None}
     for name, value in stated.items():
         if not isinstance(value, bool):
-            raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
+            raise ConfigError(f"has {name} = {quote(value)}; expected true or false.")
     if len(set(stated.values())) > 1:
         given = " and ".join(f"{name} {value}" for name, value in stated.items())
-        raise DataError(f"the drafter's config.json gives {given}, which mean the same; {WRITTEN_WITH}")
+        raise ConfigError(f"gives {given}, which mean the same; {WRITTEN_WITH}")
     return next(iter(stated.values()), None)
 
 
@@ -81,29 +80,28 @@ def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, 
         stated = read_key(raw, nested, name)
         if stated is not None and stated != value:
             fixed = "no such key" if value is None else f"{name} {value}"
-            raise DataError(
-                f"the drafter's config.json has {name} {quote(stated)} and architectures"
+            raise ConfigError(
+                f"has {name} {quote(stated)} and architectures"
                 f" {quote(raw.get('architectures'))}, but {kind} drafters have {fixed}; {WRITTEN_WITH}"
             )
 
 
 def missing_keys(kind: str, *names: str) -> DataError:
-    return DataError(
-        f"the drafter's config.json ({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was"
-        " trained with."
+    return ConfigError(
+        f"({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was trained with."
     )
 
 
 def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
     if type(value) is not int or not least <= value <= most:
         limits = f"an integer up to {most}" if least < 0 else f"an integer from {least} to {most}"
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected {limits}.")
+        raise ConfigError(f"has {name} {quote(value)}; expected {limits}.")
     return value
 
 
 def read_list(name: str, value: Any) -> list:
     if not isinstance(value, list | tuple):
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a list.")
+        raise ConfigError(f"has {name} {quote(value)}; expected a list.")
     return list(value)
 
 
@@ -111,20 +109,20 @@ def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
     """An object inside the file; {} when absent."""
     value = raw.get(name)
     if value is not None and not isinstance(value, dict):
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an object.")
+        raise ConfigError(f"has {name} {quote(value)}; expected an object.")
     return value or {}
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     stated = value.lower() if isinstance(value, str) else value  # as public readers do
     if stated not in choices:
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected one of {', '.join(choices)}.")
+        raise ConfigError(f"has {name} {quote(value)}; expected one of {', '.join(choices)}.")
     return stated
 
 
 def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a finite number above 0.")
+        raise ConfigError(f"has {name} {quote(value)}; expected a finite number above 0.")
     return float(value)
 
 
@@ -142,8 +140,8 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
             refuse_values(section(part, rope), {"rope_dim": (raw.get("head_dim"),)}, f"{place}{rope}.")
     drafted, vocab = read_key(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
     if drafted not in (None, vocab):
-        raise DataError(
-            f"the drafter's config.json has draft_vocab_size {quote(drafted)} and vocab_size {quote(vocab)}; a drafter"
+        raise ConfigError(
+            f"has draft_vocab_size {quote(drafted)} and vocab_size {quote(vocab)}; a drafter"
             " with another vocabulary than its target is not supported."
         )
 
@@ -160,8 +158,8 @@ def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str
     if whole or (SLIDING in kinds and used is not False):
         swa = read_key(raw, nested, "swa_window_size")
         if None not in (window, swa) and window != swa:
-            raise DataError(
-                f"the drafter's config.json has sliding_window {quote(window)} and swa_window_size {quote(swa)}, which"
+            raise ConfigError(
+                f"has sliding_window {quote(window)} and swa_window_size {quote(swa)}, which"
                 f" mean the same; {WRITTEN_WITH}"
             )
         window, used = swa if window is None else window, True

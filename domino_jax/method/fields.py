@@ -137,4 +137,5 @@ def check_ranges(config: Any) -> None:
     for entry in fields_of(config):
         value, key = getattr(config, entry.name), entry.key
         limits = f"in {key.least}..{key.most}" if key.most is not None else f"{key.least} or more"
-        refuse(key.least is not None and key.problem(value) is not None, f"{entry.name} {value} must be {limits}")
+        wrong = key.least is not None and key.problem(value) is not None
+        refuse(wrong, entry.name, f"{entry.name} {value} must be {limits}")

@@ -32,13 +32,16 @@ class LayerWindows:
         types, layers = set(self.layer_types), self.num_hidden_layers
         refuse(
             len(self.layer_types) not in (0, layers),
+            "layer_types",
             f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {layers}",
         )
         refuse(
             not types <= {"full_attention", "sliding_attention"},
+            "layer_types",
             f"layer_types {sorted(types)} may hold full_attention and sliding_attention only",
         )
         refuse(
             "sliding_attention" in types and (self.sliding_window or 0) < 1,
+            "sliding_window",
             "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a window",
         )

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import ConfigError, quote
 
 # Far above any public model; a config beyond them is damaged or hostile, and is refused before anything is allocated.
 LIMITS = {
@@ -61,12 +61,11 @@ def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
     for part in ("rope_parameters", "rope_scaling"):
         rope = raw.get(part) or {}
         if not isinstance(rope, dict):
-            raise DataError(f"config.json has {place}{part} {quote(rope)}; expected an object.")
+            raise ConfigError(f"has {place}{part} {quote(rope)}; expected an object.")
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind != "default":
-            raise DataError(
-                f"config.json asks for RoPE scaling {quote(kind)} in {place}{part}; only rope_type 'default' is"
-                " supported."
+            raise ConfigError(
+                f"asks for RoPE scaling {quote(kind)} in {place}{part}; only rope_type 'default' is supported."
             )
         refuse_values(rope, {"partial_rotary_factor": (1.0,)}, f"{place}{part}.")
 
@@ -80,9 +79,7 @@ def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "
         value = raw.get(key)
         if value is not None and value not in values:
             only = f"only {' or '.join(map(repr, values))} is supported" if values else "it is not supported"
-            raise DataError(
-                f"config.json has {place}{key} {quote(value)}, which changes what the model computes; {only}."
-            )
+            raise ConfigError(f"has {place}{key} {quote(value)}, which changes what the model computes; {only}.")
 
 
 def read_rope_theta(raw: dict[str, Any]) -> float:
@@ -90,13 +87,12 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
     places = (raw.get("rope_theta"), (raw.get("rope_parameters") or {}).get("rope_theta"))
     theta = {_in_range("rope_theta", value) for value in places if value is not None}
     if not theta:
-        raise DataError(
-            "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
-            "were trained with."
+        raise ConfigError(
+            "has neither rope_theta nor rope_parameters.rope_theta; add the value the weights were trained with."
         )
     if len(theta) > 1:
-        raise DataError(
-            f"config.json has rope_theta {places[0]} and rope_parameters.rope_theta {places[1]}; use the file that was"
+        raise ConfigError(
+            f"has rope_theta {places[0]} and rope_parameters.rope_theta {places[1]}; use the file that was"
             " written with these weights."
         )
     return theta.pop()
@@ -112,17 +108,17 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
     shapes = [name for name in LIMITS if not (derived and name == "head_dim")]
     missing = [name for name in [*shapes, "rms_norm_eps"] if raw.get(name) is None]
     if missing:
-        raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
+        raise ConfigError(f"lacks {', '.join(missing)}; these are never guessed.")
     for name in shapes:
         check_size(name, raw[name], LIMITS[name])
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
-        raise DataError(
-            f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
-            f"num_key_value_heads {raw['num_key_value_heads']}."
+        raise ConfigError(
+            f"has num_attention_heads {raw['num_attention_heads']}, which is not a multiple of num_key_value_heads"
+            f" {raw['num_key_value_heads']}."
         )
     head_dim = raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"]
     if head_dim % 2:
-        raise DataError(f"config.json: head_dim {head_dim} is odd, but rotary embeddings turn pairs of numbers.")
+        raise ConfigError(f"has head_dim {head_dim}, which is odd, but rotary embeddings turn pairs of numbers.")
     return {
         **{name: raw[name] for name in shapes},
         "head_dim": head_dim,
@@ -134,13 +130,13 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
 
 def check_size(name: str, value: Any, limit: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-        raise DataError(f"config.json has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
+        raise ConfigError(f"has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
 
 
 def _in_range(name: str, value: Any) -> float:
     least, most = RANGES[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise DataError(f"config.json has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
+        raise ConfigError(f"has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
     return float(value)
 
 
@@ -148,5 +144,5 @@ def read_switch(raw: dict[str, Any], name: str) -> bool:
     """A key that is true or false, and false where it is absent or null; a text such as "false" would count as true."""
     value = raw.get(name)
     if value is not None and not isinstance(value, bool):
-        raise DataError(f"config.json has {name} = {quote(value)}; expected true or false.")
+        raise ConfigError(f"has {name} = {quote(value)}; expected true or false.")
     return bool(value)

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from domino_jax.models import gpu_experts, quantized, sharding
 from domino_jax.models.decoder_config import check_size, read_switch
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, multiply
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import ConfigError, quote
 
 Matrices = Mapping[str, Matrix]
 LIMIT = 65_536  # of all sizes; far above any public model
@@ -59,21 +59,19 @@ def read_expert_config(raw: Mapping[str, Any]) -> ExpertConfig:
     """The experts of a parsed config.json of the type qwen3_moe; a DataError names what is missing or wrong."""
     counts = {name: raw[name] for name in ("num_experts", "num_local_experts") if raw.get(name) is not None}
     if len(set(map(str, counts.values()))) > 1:
-        raise DataError(f"config.json has {counts}; the number of experts is one or the other.")
+        raise ConfigError(f"has {counts}; the number of experts is one or the other.")
     sizes = {"num_experts": next(iter(counts.values()), None)}
     sizes |= {name: raw.get(name) for name in ("num_experts_per_tok", "moe_intermediate_size")}
     sizes["decoder_sparse_step"] = 1 if raw.get("decoder_sparse_step") is None else raw["decoder_sparse_step"]
     if missing := [name for name, value in sizes.items() if value is None]:
-        raise DataError(f"config.json says qwen3_moe but lacks {', '.join(missing)}; these are never guessed.")
+        raise ConfigError(f"says qwen3_moe but lacks {', '.join(missing)}; these are never guessed.")
     for name, value in sizes.items():
         check_size(name, value, LIMIT)
     check_size("num_experts_per_tok", sizes["num_experts_per_tok"], sizes["num_experts"])
     dense, layers = raw.get("mlp_only_layers"), raw["num_hidden_layers"]
     dense = [] if dense is None else dense
     if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
-        raise DataError(
-            f"config.json has mlp_only_layers = {quote(dense)}; expected a list of layers from 0 to {layers - 1}."
-        )
+        raise ConfigError(f"has mlp_only_layers = {quote(dense)}; expected a list of layers from 0 to {layers - 1}.")
     return ExpertConfig(**sizes, norm_topk_prob=read_switch(raw, "norm_topk_prob"), mlp_only_layers=tuple(dense))
 
 

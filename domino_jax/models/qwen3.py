@@ -24,7 +24,7 @@ from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_a
 from domino_jax.models.moe import ExpertConfig, read_expert_config
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
 from domino_jax.models.sharding import constrain_rows, gather
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import ConfigError, quote
 
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
 
@@ -41,20 +41,20 @@ class Qwen3Config(DecoderConfig):
     def from_dict(cls, raw: dict[str, Any]) -> "Qwen3Config":
         """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
         if raw.get("model_type") not in MODEL_TYPES:
-            raise DataError(
-                f"config.json says model_type {quote(raw.get('model_type'))}, but the target must be 'qwen3',"
+            raise ConfigError(
+                f"says model_type {quote(raw.get('model_type'))}, but the target must be 'qwen3',"
                 " 'qwen3_moe' or 'llama'. Choose a Qwen3 or a Llama checkpoint."
             )
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
         kinds = raw.get("layer_types") or []
         if not isinstance(kinds, list):
-            raise DataError(f"config.json has layer_types = {quote(kinds)}; expected a list.")
+            raise ConfigError(f"has layer_types = {quote(kinds)}; expected a list.")
         other = [kind for kind in kinds if kind != "full_attention"]
         window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
         if other or window:
-            raise DataError(
-                f"config.json has layer_types with {quote(other[:1])} and use_sliding_window {bool(window)}; the target"
+            raise ConfigError(
+                f"has layer_types with {quote(other[:1])} and use_sliding_window {bool(window)}; the target"
                 " supports full attention only."
             )
         return cls(

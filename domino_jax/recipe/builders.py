@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,9 +101,8 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
         return _drafter_config(config, target, mask_token_id)
     except DataError as error:  # as of a damaged file; here it is the recipe that has to change
         keys = keys_of_fields(config)
-        named = re.search(rf"\b({'|'.join(keys)})\b", str(error))
-        change = f"\nChange --config.{keys[named[1]]}." if named else ""
-        raise DominoError(f"{str(error).removeprefix('drafter config: ')}{change}") from error
+        change = f"\nChange --config.{keys[error.field]}." if error.field in keys else ""
+        raise DominoError(f"{error}{change}") from error
 
 
 def keys_of_fields(config) -> dict[str, str]:

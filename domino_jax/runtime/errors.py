@@ -23,6 +23,20 @@ class DataError(DominoError):
 
     exit_code = 3
 
+    def __init__(self, message: str, field: str | None = None):
+        """field: the one whose value has to change, where that is one of a checked dataclass."""
+        super().__init__(message)
+        self.field = field
+
+
+class ConfigError(DataError):
+    """What a config.json says and cannot be used, as a predicate: "has head_dim 7, …"; `file` is what says it."""
+
+    file = "config.json"
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.args[0]}"
+
 
 class NonFiniteError(DominoError):
     """A loss or gradient that is not finite."""

@@ -18,7 +18,7 @@ import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime import json_files
-from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, warn_once
+from domino_jax.runtime.errors import ConfigError, DataError, DominoError, first_line, quote, warn_once
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
@@ -33,8 +33,6 @@ COMPARED_ROWS = 4096  # of two matrices, so that the host never holds two embedd
 LISTED = 10  # names in one message
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja")
-# How the message of a config that is parsed without its path begins.
-_FILE = re.compile(r"^((the drafter's )?config\.json|drafter config)\b")
 
 log = logging.getLogger(__name__)
 
@@ -130,9 +128,11 @@ def naming(folder: Path, name: str = "config.json") -> Iterator[None]:
     is reported as damaged data."""
     try:
         yield
+    except ConfigError as error:
+        error.file = f"{folder}/{name}"
+        raise
     except DataError as error:
-        text, named = _FILE.subn(f"{folder}/{name}", str(error), count=1)
-        raise DataError(text if named or str(folder) in text else f"{folder}/{name}: {text}") from None
+        raise error if str(folder) in str(error) else DataError(f"{folder}/{name}: {error}", error.field) from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
 

@@ -14,7 +14,7 @@ import numpy as np
 from domino_jax.models.moe import ROUTER
 from domino_jax.models.quantized import TILE
 from domino_jax.models.tables import Entry
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import ConfigError, DataError, quote
 
 INT8, FP8 = "int8", "float8_e4m3fn"
 SECTION = "quantization_config"
@@ -60,8 +60,8 @@ class Scheme:
     def _rows(self, entry: Entry) -> tuple[Entry, Entry]:
         outputs, inputs = entry.shape
         if self.tiles and (outputs % TILE or inputs % TILE):
-            raise DataError(
-                f"config.json describes {entry.name} as {outputs} × {inputs}, which tiles of {TILE} × {TILE} do not"
+            raise ConfigError(
+                f"describes {entry.name} as {outputs} × {inputs}, which tiles of {TILE} × {TILE} do not"
                 f" divide. {SUPPORTED}"
             )
         scales = (outputs // TILE, inputs // TILE) if self.tiles else (outputs, 1)
@@ -119,12 +119,12 @@ def read_scheme(raw: Mapping[str, Any], quantize: str | None = None) -> Scheme |
     method = section.get("quant_method")
     mlx = raw.get("quantization") or (section if method is None and "bits" in section else None)
     if mlx:
-        raise DataError(f"config.json has quantization {quote(mlx)}, as quantized MLX folders have. {SUPPORTED}")
+        raise ConfigError(f"has quantization {quote(mlx)}, as quantized MLX folders have. {SUPPORTED}")
     if not section:
         return QUANTIZE[quantize] if quantize else None
     if quantize:
-        raise DataError(
-            f"config.json has {SECTION} with quant_method {quote(method)}, so the target is quantized already, but"
+        raise ConfigError(
+            f"has {SECTION} with quant_method {quote(method)}, so the target is quantized already, but"
             f" target.quantize is {quantize}; leave it out, or name the bfloat16 folder."
         )
     if method == "fp8":
@@ -138,12 +138,12 @@ def _object(part: Mapping[str, Any], key: str, place: str = "") -> Mapping[str, 
     """The object under a key, empty where it is missing; place: what the key's name begins with in a message."""
     value = part.get(key) or {}
     if not isinstance(value, dict):
-        raise DataError(f"config.json has {place}{key} {quote(value)}, expected an object. {SUPPORTED}")
+        raise ConfigError(f"has {place}{key} {quote(value)}, expected an object. {SUPPORTED}")
     return value
 
 
 def _unsupported(key: str, value: Any) -> DataError:
-    return DataError(f"config.json has {SECTION}.{key} {quote(value)}, which is not supported. {SUPPORTED}")
+    return ConfigError(f"has {SECTION}.{key} {quote(value)}, which is not supported. {SUPPORTED}")
 
 
 def _expect(part: Mapping[str, Any], place: str, allowed: Mapping[str, tuple], free: tuple[str, ...]) -> None:
@@ -213,11 +213,11 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
 def _patterns(section: Mapping[str, Any], key: str) -> tuple[str, ...]:
     patterns = section.get(key) or []
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise DataError(f"config.json has {SECTION}.{key} {quote(patterns)}; expected a list of module names.")
+        raise ConfigError(f"has {SECTION}.{key} {quote(patterns)}; expected a list of module names.")
     for pattern in patterns:
         try:
             re.compile(pattern.removeprefix("re:"))
         except re.error as error:
             problem = f"with {quote(pattern)}, which is no pattern: {error}."
-            raise DataError(f"config.json has {SECTION}.{key} {problem}") from None
+            raise ConfigError(f"has {SECTION}.{key} {problem}") from None
     return tuple(patterns)

@@ -174,4 +174,4 @@ class Dflash2Config(DrafterConfig):
     def check(self) -> None:
         super().check()
         count, vocab = self.selector_top_k, self.vocab_size
-        refuse(not 1 <= count <= vocab, f"selector_top_k {count} is not in 1..{vocab}, the vocab_size")
+        refuse(not 1 <= count <= vocab, "selector_top_k", f"selector_top_k {count} is not in 1..{vocab} (vocab_size)")

@@ -139,5 +139,6 @@ class DominoConfig(DrafterConfig):
         prefix, size = self.pure_draft_prefix_len, self.block_size
         refuse(
             self.suffix_start >= size,
+            "pure_draft_prefix_len",
             f"pure_draft_prefix_len {prefix} leaves the head no slot of block_size {size}; lower it",
         )

@@ -30,7 +30,7 @@ from domino_jax.models.decoder_config import (
     refuse_values,
 )
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import ConfigError, DataError, quote
 
 EAGLE3 = "eagle3"
 # The default and the largest length of a chain; the default is the public number of training passes.
@@ -120,9 +120,8 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         nested = section(raw, "eagle_config")
         names = raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
-            raise DataError(
-                f"the drafter's config.json ({EAGLE3}) has architectures {quote(names)}; only"
-                f" {' and '.join(ARCHITECTURES)} are supported."
+            raise ConfigError(
+                f"({EAGLE3}) has architectures {quote(names)}; only {' and '.join(ARCHITECTURES)} are supported."
             )
         refuse_unsupported(raw)
         refuse_values(raw, _VARIANTS | {"target_hidden_size": (raw.get("hidden_size"),)})
@@ -235,12 +234,12 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
         if ids is not None:
             stated.add(tuple(integer(place, index) - shift for index in read_list(place, ids)))
     if len(stated) > 1:
-        raise DataError(
-            f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
+        raise ConfigError(
+            f"has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
             f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; {WRITTEN_WITH}"
         )
     if not stated and target_layers is None:
-        raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
+        raise ConfigError(f"lacks eagle_config.{LAYER_IDS}.")
     ids = stated.pop() if stated else default_layer_ids(target_layers)
     counting = f"\neagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
     _check_ids(ids, LIMITS["num_hidden_layers"], counting)
@@ -252,5 +251,6 @@ def _check_ids(ids: tuple[int, ...], target_layers: int, hint: str = "") -> None
     if not inside or len(ids) != FUSED_LAYERS or len(set(ids)) != FUSED_LAYERS:
         raise DataError(
             f"target_layer_ids {list(ids)} must be {FUSED_LAYERS} different layers of the target from 0 to"
-            f" {target_layers - 2}, whose outputs the drafter fuses.{hint}"
+            f" {target_layers - 2}, whose outputs the drafter fuses.{hint}",
+            "target_layer_ids",
         )
