@@ -6,8 +6,8 @@
     python -m domino_jax.decode --config=configs/qwen3_8b.py --config.drafter.path=DIR --output=DIR \\
         --config.decode.tasks="('gsm8k','humaneval=HumanEval.jsonl')"
 
---output is a folder: generations.jsonl and progress.jsonl (written as groups of prompts finish), report.json,
-report.html, plots/. The same command continues an interrupted run after its last complete group.
+--output is a folder: generations.jsonl and progress.jsonl (written as groups of prompts finish), answers.jsonl,
+report.json, report.html, plots/. The same command continues an interrupted run after its last complete group.
 
 --prompt without --output, and --interactive, show the text as it is committed instead.
 

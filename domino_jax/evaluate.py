@@ -14,7 +14,6 @@ the table then has the speed-up of each number of drafts.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,24 +22,20 @@ from etils import epath
 
 from domino_jax import regenerate
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, count_cut, read_answers
-from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, drafter_names, write_evaluation
-from domino_jax.evals.report import output_folder, read_report
+from domino_jax.evals.report import output_folder
 from domino_jax.evals.round_times import round_seconds
-from domino_jax.evals.run_files import GENERATIONS
-from domino_jax.evals.run_info import PromptSource
+from domino_jax.evals.run_files import ANSWERS
 from domino_jax.method.exact import Accepted
 from domino_jax.method.pair import Pair
-from domino_jax.method.settings import SAMPLING_VALUES
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.models import lower_to_drafter, refuse_other_head
 from domino_jax.recipe.open_keys import decode_settings
-from domino_jax.recipe.prompt_rows import prepare_prompts, read_file_rows, read_rows
+from domino_jax.recipe.prompt_rows import read_file_rows
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say
@@ -48,9 +43,8 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.json_files import read_json
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, target_identity
-from domino_jax.weights.loading import LoadedTarget, keep_compiled, use_exact_matmuls
+from domino_jax.weights.loading import keep_compiled, use_exact_matmuls
 
-ANSWERS = "answers.jsonl"
 MEASURE = "measure"
 
 
@@ -75,12 +69,13 @@ def main(flags: cli.Flags) -> None:
     loader = loader_of(flags, settings)
     identity = target_identity(config.target.path)
     source = flags.answers or str(make_answers(config, settings, identity, output / ANSWERS))
+    file = answers_file(source)
 
     with loader.on_mesh():
         # 4. Target and answers.
         loaded = loader.target()
         limit = config.decode.num_prompts or None
-        answers = read_any_answers(source, config, loaded, limit)
+        answers = read_answers(file, TextCodec(loaded.tokenizer, config.decode.thinking), limit)
         if len(answers) == limit:
             say(f"the first {limit} answers (decode.num_prompts; 0 takes all)")
         target = Pair(loaded.model, loaded.params)
@@ -173,40 +168,14 @@ def make_answers(config, settings: DecodeSettings, identity: Mapping[str, Any], 
     return output
 
 
-def read_any_answers(source: str, config, loaded: LoadedTarget, limit: int | None) -> list[TargetAnswer]:
-    """The first `limit` answers of a file of `regenerate`, or of an output folder of `decode`."""
-    codec = TextCodec(loaded.tokenizer, config.decode.thinking)
-    if not os.path.isdir(os.path.expanduser(source)):
-        return read_answers(source, codec, limit)
-    return read_decoding(Path(source).expanduser(), config, loaded)[:limit]
-
-
-def read_decoding(folder: Path, config, loaded: LoadedTarget) -> list[TargetAnswer]:
-    """The first turns' answers of a finished decoding, in any of its modes: they are the target's own.
-
-    Raises:
-        DataError: the folder holds none, or its prompts are no longer there.
-    """
-    report = read_report(folder)
-    if report is None:
+def answers_file(source: str) -> str:
+    """The file of answers at `source`: a file of rows, or the output folder of `decode`."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return source
+    if not (folder / ANSWERS).is_file():
         raise DataError(f"{folder} holds no finished decoding; name a folder of `decode`, or a file of `regenerate`.")
-    settings, prompts = report["settings"], report["prompts"]
-    source = PromptSource(prompts["source"], prompts["text"], prompts["limit"], tuple(prompts["tasks"]))
-    codec = TextCodec(loaded.tokenizer, settings["thinking"])
-    rows, source = read_rows(source, config, loaded.tokenizer)
-    if source.sha256 != prompts["sha256"]:
-        raise DataError(
-            f"{prompts['source']} has other prompts than {folder} answered; bring them back, or decode them again."
-        )
-    decoding = DecodeSettings().change(**{name: settings[name] for name in ("seed", *SAMPLING_VALUES)})
-    prompts = {prompt.answer_id: prompt for prompt in prepare_prompts(rows, codec)}
-    answers: dict[str, TargetAnswer] = {}
-    for _, row in read_jsonl(folder / GENERATIONS):
-        if row["id"] in prompts and row["id"] not in answers:
-            prompt = prompts[row["id"]]
-            request = with_defaults(prompt.request, decoding)
-            answers[row["id"]] = TargetAnswer(row["id"], prompt.token_ids, row["token_ids"], request, prompt.task)
-    return list(answers.values())
+    return str(folder / ANSWERS)
 
 
 # ------------------------------------------------------------------------------------------------------ drafters

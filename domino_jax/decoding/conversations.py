@@ -49,7 +49,8 @@ def first_turn(row: Mapping[str, Any], place: int, codec: TextCodec) -> Prompt:
         row = {**row, "messages": messages}
     # An array has four bytes a token, a list nine times that, and a million first prompts are held at once.
     ids = array("i", codec.encode(row))
-    return Prompt(row["id"], ids, request_of(row, place), row=row, later_turns=tuple(later))
+    task = row["task"] if isinstance(row.get("task"), str) else None
+    return Prompt(row["id"], ids, request_of(row, place), task, row=row, later_turns=tuple(later))
 
 
 def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[dict]]:
@@ -175,8 +176,8 @@ def output_row(turn: AnsweredPrompt, codec: TextCodec, settings: DecodeSettings)
     output = {"id": turn.prompt.id, **last, **asked, "sampling": recorded(request)}
     if earlier:
         output["earlier_turns"] = earlier
-    if isinstance(row.get("task"), str):
-        output["task"] = row["task"]  # by which `evaluate` divides its table
+    if turn.prompt.task:
+        output["task"] = turn.prompt.task  # by which `evaluate` divides its table
     text = codec.decode(turn.answer.token_ids)
     if "messages" in row:
         output["messages"] = [*row["messages"], {"role": "assistant", "content": text}]

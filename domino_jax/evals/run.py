@@ -21,7 +21,7 @@ from domino_jax.evals.mode_run import ModeRun, add_clock, figures_of, ratio
 from domino_jax.evals.near_ties import divergences
 from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.round_times import round_split
-from domino_jax.evals.run_files import RunFiles, generation_row, read_generation
+from domino_jax.evals.run_files import RunFiles, generation_row, read_generation, write_answers
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.pair import Pair
 from domino_jax.runtime import distributed
@@ -65,6 +65,7 @@ def decode_prompts(
         refuse_continuation(files)
         measured = runner.run(prompts, files)
         concurrency = measure_concurrency(runner, target.stop_ids, prompts, files, sections["round_widths"])
+    write_answers(output, prompts, codec, settings)
     report = build_report(sections, measured.runs, measured.tasks, concurrency, runner.time_rounds(prompts))
     write_report(output, report)
     return report

@@ -4,6 +4,8 @@ generations.jsonl  a row for each prompt, turn and mode, written when its group 
 progress.jsonl     first what the run is made with, then a line for each group: its times, what was compared, and the
                    size of generations.jsonl after it.
 
+answers.jsonl      at the end one row for each prompt, in the form of `regenerate`.
+
 A group counts once its line here is whole. What follows the last whole group was cut off and is removed when the run
 continues.
 """
@@ -15,12 +17,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from domino_jax.data.chat import TextCodec
+from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.acceptance import acceptance_record
+from domino_jax.decoding.conversations import AnsweredPrompt, output_row
 from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.runtime.differences import differences, refuse
+from domino_jax.runtime.files import replacing
 from domino_jax.runtime.journal import Journal, locked, whole_lines
 
 GENERATIONS = "generations.jsonl"
+ANSWERS = "answers.jsonl"
 PROGRESS = "progress.jsonl"
 
 
@@ -98,6 +107,16 @@ def read_generation(row: Mapping[str, Any]) -> Generation:
     """The answer of a row of generations.jsonl."""
     drafts = row["acceptance"]["num_draft_tokens"] if row["acceptance"] else 0
     return Generation(row["token_ids"], row["accept_lengths"], row["finish_reason"], drafts)
+
+
+def write_answers(folder: Path, prompts: Sequence[Prompt], codec: TextCodec, settings: DecodeSettings) -> None:
+    """Writes the first turns' answers, which are the target's own in every mode, as rows of `regenerate`."""
+    waiting = {prompt.answer_id: prompt for prompt in prompts}
+    with replacing(folder / ANSWERS) as fresh, fresh.open("w", encoding="utf-8") as answers:
+        for _, row in read_jsonl(folder / GENERATIONS):
+            if row["id"] in waiting:
+                answered = AnsweredPrompt(waiting.pop(row["id"]), read_generation(row))
+                answers.write(json.dumps(output_row(answered, codec, settings), ensure_ascii=False) + "\n")
 
 
 def refuse_other_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

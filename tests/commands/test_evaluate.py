@@ -7,6 +7,7 @@ import pytest
 
 from tests.commands.test_decode_command import CASES, DRAFTER, TARGET, arguments, write_prompts
 from tests.helpers.commands import run
+from tests.helpers.train_runs import write_rows
 
 pytestmark = pytest.mark.long
 
@@ -77,9 +78,10 @@ def test_the_target_answers_first_and_two_drafters_are_compared_with_given_times
 
 def test_answers_of_another_seed_are_refused_with_their_share_and_the_first_row(decoded, tmp_path, capsys):
     folder = shutil.copytree(decoded[1], tmp_path / "decoded")
-    report = json.loads((folder / "report.json").read_text())
-    report["settings"]["seed"] += 1
-    (folder / "report.json").write_text(json.dumps(report))
+    rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["sampling"]["seed"] += 1
+    write_rows(folder / "answers.jsonl", rows)
     code, err = start(capsys, tmp_path / "out", answers=folder)
     assert code == 3
     assert "% of the answers' tokens" in err and "row p0" in err
