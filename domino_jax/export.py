@@ -215,7 +215,7 @@ def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params",
 
 
 def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """ValueError unless the stored parameters are those of the drafter, by name and shape."""
+    """ValueError unless the stored parameters have the drafter's names and shapes."""
     wrong = differences(*(jax.tree.map(lambda leaf: list(leaf.shape), dict(tree)) for tree in (stored, shapes)))
     if wrong:
         name, (shape, described) = next(iter(wrong.items()))

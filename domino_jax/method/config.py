@@ -1,7 +1,7 @@
 """A drafter's config.json: read from either of the two places of a key, written in the public layout.
 
-`DrafterConfig` is the config of all drafters with a backbone. By itself it is that of plain DFlash, which has no head;
-a file in heads/ has a subclass with the head's fields and answers (head.py).
+`DrafterConfig` is the config of all drafters with a backbone. By itself it describes plain DFlash, which has no head; a
+file in heads/ has a subclass with the head's fields and answers (head.py).
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from domino_jax.models.qwen3 import Qwen3Config
 
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-# Keys of the recipe that not all drafters read: those of blocks, and of Domino's curriculum.
+# Keys of the recipe that not all drafters read: about blocks, and about Domino's curriculum.
 BLOCKS = ("num_layers", "intermediate_size", "block_size", "conv_kernel_size", "shift_label", "sliding_window")
 BLOCKS += ("sliding_layers", "target_layer_ids", "mask_token_id", "num_anchors", "remat", "loss", "gamma")
 CURRICULUM = ("lambda_start", "lambda_decay_ratio")
@@ -44,7 +44,7 @@ CURRICULUM = ("lambda_start", "lambda_decay_ratio")
 
 @dataclasses.dataclass(frozen=True)
 class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
-    """Shapes and conventions of one drafter. Field names are those of the public config.json."""
+    """Shapes and conventions of one drafter. Fields are named as in the public config.json."""
 
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
@@ -92,6 +92,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """Whether a config.json or the names of tensors are such a drafter's, in any of the public layouts."""
         stated = str(raw.get("architectures"))
         projector = read_key(raw, section(raw, "dflash_config"), "projector_type")
         keys = ("dflash_config", "target_layer_ids", "speculators_model_type")  # of all drafters with a backbone
@@ -100,6 +101,10 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> "DrafterConfig":
+        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key.
+
+        target: a Qwen3Config, for EAGLE-3's files, which may leave their layers to it.
+        """
         nested = section(raw, "dflash_config")
         own = fields_of(cls, DrafterConfig)
         refuse_variants(raw, nested, {*cls.own_keys, *(name for entry in own for name in (entry.name, *entry.also))})
@@ -122,6 +127,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
         refuse_other_layout(raw, nested, cls.title, cls.fixed | also)
 
     def to_dict(self) -> dict[str, Any]:
+        """The public config.json."""
         top, nested = self.head_keys()
         shared = list(fields_of(DrafterConfig))
         return {
@@ -140,6 +146,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
         }
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The head's keys of config.json, at the top level and in dflash_config."""
         # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
         shifted = {"sample_from_anchor": True} if self.shift_label else {}
         return shifted, {"shift_label": self.shift_label, **shifted, **self.head_fields()}

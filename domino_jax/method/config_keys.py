@@ -10,9 +10,9 @@ from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
 SLIDING, FULL = "sliding_attention", "full_attention"  # of layer_types
-MAX_WINDOW_LAYERS = 28  # what a missing key means in transformers
+MAX_WINDOW_LAYERS = 28  # the default in transformers
 # Keys with which SGLang, vLLM, modelopt or z-lab's code compute something else with the same tensors, or nearly, and
-# the values without effect: first those of a layer, of all drafters.
+# the values without effect. These are keys of a layer, of all drafters.
 LAYER_VARIANTS = {
     "attention_value_scale": (1.0,),
     "attention_sink_bias": (False,),
@@ -52,26 +52,101 @@ def refuse(wrong: bool, field: str, message: str) -> None:
         raise DataError(f"{message}.", field)
 
 
+def missing_keys(kind: str, *names: str) -> DataError:
+    return ConfigError(
+        f"({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was trained with."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ one value
+
+
+def _expect(right: bool, name: str, value: Any, expected: str) -> None:
+    if not right:
+        raise ConfigError(f"has {name} {quote(value)}; expected {expected}.")
+
+
+def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
+    limits = f"an integer up to {most}" if least < 0 else f"an integer from {least} to {most}"
+    _expect(type(value) is int and least <= value <= most, name, value, limits)
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    _expect(right, name, value, "a finite number above 0")
+    return float(value)
+
+
+def choice(name: str, value: Any, choices: Collection[str]) -> str:
+    stated = value.lower() if isinstance(value, str) else value  # as public readers do
+    _expect(stated in choices, name, value, f"one of {', '.join(choices)}")
+    return stated
+
+
+def read_list(name: str, value: Any) -> list:
+    _expect(isinstance(value, list | tuple), name, value, "a list")
+    return list(value)
+
+
+def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object inside the file; {} when absent."""
+    value = {} if raw.get(name) is None else raw[name]
+    _expect(isinstance(value, dict), name, value, "an object")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- keys that mean the same
+
+
+def _agree(stated: dict[str, Any]) -> Any:
+    """The value of {key: value, None where it is absent}, keys that mean the same; None without any."""
+    stated = {name: value for name, value in stated.items() if value is not None}
+    values = list(stated.values())
+    if values[1:] and any(value != values[0] for value in values[1:]):
+        given = " and ".join(f"{name} {quote(value)}" for name, value in stated.items())
+        raise ConfigError(f"has {given}, which mean the same; {WRITTEN_WITH}")
+    return values[0] if values else None
+
+
 def read_key(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
-    stated = [place[name] for place in (raw, nested) if place.get(name) is not None]
-    if len(stated) == 2 and stated[0] != stated[1]:
-        raise ConfigError(
-            f"gives {name} = {stated[0]!r} at top level and {stated[1]!r} in dflash_config; {WRITTEN_WITH}"
-        )
-    return stated[0] if stated else None
+    return _agree({name: raw.get(name), f"dflash_config.{name}": nested.get(name)})
 
 
 def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> bool | None:
     """As `read_key`, for a key that is true or false; names: its name, and those that it has in other files."""
-    stated = {name: value for name in names if (value := read_key(raw, nested, name)) is not None}
+    stated = {name: read_key(raw, nested, name) for name in names}
     for name, value in stated.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"has {name} = {quote(value)}; expected true or false.")
-    if len(set(stated.values())) > 1:
-        given = " and ".join(f"{name} {value}" for name, value in stated.items())
-        raise ConfigError(f"gives {given}, which mean the same; {WRITTEN_WITH}")
-    return next(iter(stated.values()), None)
+        _expect(value is None or isinstance(value, bool), name, value, "true or false")
+    return _agree(stated)
+
+
+def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str, ...], int | None, bool]:
+    """(layer_types, the window that they use, whether layers read their whole block where the file does not say it).
+
+    Without a sliding layer in layer_types, vLLM's and modelopt's use_swa makes all of them sliding. Without layer_types
+    transformers makes them sliding from max_window_layers on, where use_sliding_window is true.
+    """
+    layers, kinds = raw["num_hidden_layers"], tuple(map(str, read_list("layer_types", raw.get("layer_types") or ())))
+    window, used = read_key(raw, {}, "sliding_window"), read_switch(raw, {}, "use_sliding_window")
+    whole = bool(read_switch(raw, nested, "use_swa")) and SLIDING not in kinds
+    if whole or (SLIDING in kinds and used is not False):
+        swa = read_key(raw, nested, "swa_window_size")
+        used, window = True, _agree({"sliding_window": window, "swa_window_size": swa})
+    if window is not None:
+        integer("sliding_window", window)
+    window = window if window and used else None
+    if whole:
+        kinds = (SLIDING,) * layers
+    elif window and not kinds:
+        first = raw.get("max_window_layers")
+        first = MAX_WINDOW_LAYERS if first is None else integer("max_window_layers", first)
+        kinds = tuple(SLIDING if layer >= first else FULL for layer in range(layers))
+    return kinds, window, whole
+
+
+# ------------------------------------------------------------------------------------------------------- other drafters
 
 
 def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, only: dict[str, Any]) -> None:
@@ -81,49 +156,9 @@ def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, 
         if stated is not None and stated != value:
             fixed = "no such key" if value is None else f"{name} {value}"
             raise ConfigError(
-                f"has {name} {quote(stated)} and architectures"
-                f" {quote(raw.get('architectures'))}, but {kind} drafters have {fixed}; {WRITTEN_WITH}"
+                f"has {name} {quote(stated)} and architectures {quote(raw.get('architectures'))}, but {kind} drafters"
+                f" have {fixed}; {WRITTEN_WITH}"
             )
-
-
-def missing_keys(kind: str, *names: str) -> DataError:
-    return ConfigError(
-        f"({kind}) lacks {', '.join(names)}; these are never guessed: add the values it was trained with."
-    )
-
-
-def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
-    if type(value) is not int or not least <= value <= most:
-        limits = f"an integer up to {most}" if least < 0 else f"an integer from {least} to {most}"
-        raise ConfigError(f"has {name} {quote(value)}; expected {limits}.")
-    return value
-
-
-def read_list(name: str, value: Any) -> list:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"has {name} {quote(value)}; expected a list.")
-    return list(value)
-
-
-def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object inside the file; {} when absent."""
-    value = raw.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"has {name} {quote(value)}; expected an object.")
-    return value or {}
-
-
-def choice(name: str, value: Any, choices: Collection[str]) -> str:
-    stated = value.lower() if isinstance(value, str) else value  # as public readers do
-    if stated not in choices:
-        raise ConfigError(f"has {name} {quote(value)}; expected one of {', '.join(choices)}.")
-    return stated
-
-
-def number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"has {name} {quote(value)}; expected a finite number above 0.")
-    return float(value)
 
 
 def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collection[str]) -> None:
@@ -132,52 +167,24 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     known: keys that this drafter's head has.
     """
     refused = {name: values for name, values in _VARIANTS.items() if name not in known}
+    refused |= {"target_hidden_size": (raw.get("hidden_size"),)}
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         refuse_values(part, refused, place)
-        refuse_values(part, {"target_hidden_size": (raw.get("hidden_size"),)}, place)
         refuse_unsupported(part, place)
         for rope in ("rope_parameters", "rope_scaling"):
             refuse_values(section(part, rope), {"rope_dim": (raw.get("head_dim"),)}, f"{place}{rope}.")
     drafted, vocab = read_key(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
-    if drafted not in (None, vocab):
-        raise ConfigError(
-            f"has draft_vocab_size {quote(drafted)} and vocab_size {quote(vocab)}; a drafter"
-            " with another vocabulary than its target is not supported."
-        )
-
-
-def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str, ...], int | None, bool]:
-    """(layer_types, the window that they use, whether layers read their whole block where the file does not say it).
-
-    Without a sliding layer in layer_types, vLLM's and modelopt's use_swa makes all of them sliding. Without layer_types
-    transformers makes them sliding from max_window_layers on, where use_sliding_window is true.
-    """
-    kinds = tuple(map(str, read_list("layer_types", raw.get("layer_types") or ())))
-    window, used = read_key(raw, {}, "sliding_window"), read_switch(raw, {}, "use_sliding_window")
-    whole = bool(read_switch(raw, nested, "use_swa")) and SLIDING not in kinds
-    if whole or (SLIDING in kinds and used is not False):
-        swa = read_key(raw, nested, "swa_window_size")
-        if None not in (window, swa) and window != swa:
-            raise ConfigError(
-                f"has sliding_window {quote(window)} and swa_window_size {quote(swa)}, which"
-                f" mean the same; {WRITTEN_WITH}"
-            )
-        window, used = swa if window is None else window, True
-    if window is not None:
-        integer("sliding_window", window)
-    window = window if window and used else None
-    if whole:
-        return (SLIDING,) * raw["num_hidden_layers"], window, True
-    if window and not kinds:
-        first = read_key(raw, {}, "max_window_layers")
-        first = MAX_WINDOW_LAYERS if first is None else integer("max_window_layers", first)
-        kinds = tuple(SLIDING if layer >= first else FULL for layer in range(raw["num_hidden_layers"]))
-    return kinds, window, False
+    refuse(
+        drafted not in (None, vocab),
+        "draft_vocab_size",
+        f"draft_vocab_size {quote(drafted)} and vocab_size {quote(vocab)} differ; a drafter with another vocabulary"
+        " than its target is not supported",
+    )
 
 
 def public_keys(config: Any) -> dict[str, Any]:
-    """What every drafter with decoder layers writes of them: rope_theta in both places, so that both generations of
-    transformers read it."""
+    """The keys of the decoder layers, which every drafter that has some writes: rope_theta in both places, so that both
+    generations of transformers read it."""
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("rms_norm_eps", "rope_theta", "max_position_embeddings", "vocab_size")
     return {

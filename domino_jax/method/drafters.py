@@ -41,7 +41,7 @@ def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[Any
 
     tensors: names in the folder, by which alone a drafter may differ from a target.
     """
-    # The keys of plain DFlash are those of all block drafters.
+    # All block drafters have the keys of plain DFlash.
     known = [config for config in reversed(CONFIGS.values()) if config.matches(raw, tensors)]
     titles = [config.title for config in known if config is not DrafterConfig]
     if len(titles) > 1:

@@ -65,7 +65,7 @@ def field(default: Any = dataclasses.MISSING, *, recipe: Any = None, **choices: 
 
 
 def fields_of(config: Any, base: type | None = None) -> Iterator[Field]:
-    """The declared fields of a config or its class, without those of `base`."""
+    """The declared fields of a config or its class, without the fields of `base`."""
     inherited = {entry.name for entry in dataclasses.fields(base)} if base else ()
     for entry in dataclasses.fields(config):
         if "field" in entry.metadata and entry.name not in inherited:

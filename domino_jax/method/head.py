@@ -1,11 +1,11 @@
-"""What a head is: what a drafter's config answers about it, and the module that corrects a backbone's logits.
+"""The interface of a head: the answers of a drafter's config, and the module that corrects a backbone's logits.
 
 A head is one file in heads/ with, in this order, a subclass of `Head`, its loss if that is not Domino's, and a subclass
 of `DrafterConfig` (config.py), whose fields are keys of its files and recipes (fields.py).
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -23,9 +23,10 @@ from domino_jax.runtime.keys import Key, keys_of
 
 
 class HeadConfig:
-    """What the package asks about a drafter's head. The config of a drafter is an instance.
+    """The package's questions about a drafter's head. The config of a drafter is an instance.
 
-    A head gives the first five answers. The others have defaults, which are those of a drafter without a head.
+    A head gives the first five answers. The others have defaults, which describe a drafter without a head. `matches`,
+    `from_dict` and `to_dict` read and write config.json; DrafterConfig has them for all drafters with a backbone.
     """
 
     head: str  # its name in a recipe
@@ -64,27 +65,6 @@ class HeadConfig:
     fixed: Mapping[str, Any] = {}  # {key of config.json: the only value of the head's drafters}
     needed: tuple[str, ...] = ()  # keys that a file must have, of DrafterConfig's fields with a default
     own_keys: tuple[str, ...] = ()  # keys that drafters of other heads must not have, beside its fields
-
-    @classmethod
-    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        """Whether a config.json or the names of tensors are such a drafter's, in any of the public layouts."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any], target: Any = None) -> Any:
-        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key.
-
-        target: a Qwen3Config, for what a file leaves to its target.
-        """
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        """The public config.json."""
-        raise NotImplementedError
-
-    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The head's keys of config.json, at the top level and in dflash_config."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Raises DataError for values that contradict each other; a head adds its own checks."""
@@ -155,7 +135,7 @@ class Head(nn.Module):
         return ()
 
     def z_terms(self, z: Hidden) -> jax.Array:
-        """What z [B, T, D] of a block alone determines of the codes, for each slot one array: [B, T, any]."""
+        """The part of the codes that z [B, T, D] of a block determines alone, for each slot one array: [B, T, any]."""
         raise NotImplementedError
 
     def step(self, state: Any, x: jax.Array, z_terms: jax.Array) -> tuple[Any, jax.Array]:
@@ -163,7 +143,7 @@ class Head(nn.Module):
         return state, self.codes(z_terms, x)
 
     def codes(self, z_terms: jax.Array, x: jax.Array) -> jax.Array:
-        """Codes [B, t, E] of the first t slots, equal to those of t steps, from their terms and x [B, t, ...]."""
+        """Codes [B, t, E] of the first t slots, as t steps give them, from their terms and x [B, t, ...]."""
         raise NotImplementedError
 
     def use_all(self, z: Hidden, codes: jax.Array) -> None:

@@ -26,7 +26,7 @@ from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 
 # {a tensor of the target of which a folder may store a copy: its name in the target's}.
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
-# Other names in public files. Early files and those of speculators keep a head's tensors under these.
+# Other names in public files. Early files and speculators keep a head's tensors under these.
 HEAD_PREFIXES = ("logit_head.", "logits_correction.")
 # {head: {how names of its tensors begin: how they begin elsewhere}}: in modelopt, in speculators, in vLLM.
 OTHER_NAMES = {

@@ -31,12 +31,12 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
 
 
 def refuse_other_drafter(config: AnyConfig, stored: AnyConfig, path: str | Path) -> None:
-    """Raises DataError unless the stored drafter's weights are those of a drafter with `config`."""
+    """Raises DataError unless the stored drafter's weights fit a drafter with `config`."""
     _compare("drafter", path, _fields(stored), _fields(config))
 
 
 def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | Path) -> None:
-    """Raises DataError unless the stored drafter's backbone is that of `config`; heads may differ."""
+    """Raises DataError unless the stored drafter's backbone fits `config`; heads may differ."""
     if not stored.has_backbone:
         raise DataError(f"{path} holds a drafter of {stored.head}, which has no backbone; name a block drafter.")
     _compare("backbone", path, _backbone(stored), _backbone(config))
@@ -59,7 +59,7 @@ def _fields(config: AnyConfig) -> dict[str, Any]:
 
 
 def _backbone(config: DrafterConfig) -> dict[str, Any]:
-    """What two drafters with exchangeable backbones have in common; the fields about layers layer by layer."""
+    """The values that two drafters with exchangeable backbones share; the fields about layers layer by layer."""
     names = [field.name for field in dataclasses.fields(DrafterConfig)]
     layers = range(config.num_hidden_layers)
     return {name: getattr(config, name) for name in names if name not in (*_PER_LAYER, "draft_token_bytes")} | {

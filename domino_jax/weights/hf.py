@@ -78,22 +78,22 @@ def drafter_folder(path: str | Path) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a plain file name in `folder`; DataError when it, or what it links to, is outside.
+    """The path of a plain file name in `folder`; DataError when it, or its link, leads outside or nowhere.
 
     A folder whose parent is called "snapshots" may link into the "blobs" beside that parent, as in a hub's cache.
     """
-    if not isinstance(name, str) or not name or set(name) & set("/\\\0") or name in (".", ".."):
-        raise DataError(f"{folder}: {quote(name)} is not a plain file name; nothing outside the folder is opened.")
+    plain = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
     root = folder.resolve()
     allowed = [root]
     if root.parent.name == "snapshots":
         allowed.append(root.parent.parent / "blobs")
     try:
-        target = (folder / name).resolve()
+        target = (folder / name).resolve() if plain else None
     except (OSError, RuntimeError):  # a loop of links
-        raise DataError(f"{folder}: {quote(name)} is a link that leads nowhere.") from None
-    if not any(target.is_relative_to(place) for place in allowed):
-        raise DataError(f"{folder}: {quote(name)} links to {target}, outside the folder; copy the file into it.")
+        target = None
+    if target is None or not any(target.is_relative_to(place) for place in allowed):
+        place = f"leads to {target}" if target else "is no plain file name"
+        raise DataError(f"{folder}: {quote(name)} {place}, and nothing outside the folder is opened; copy the file.")
     return folder / name
 
 
@@ -105,11 +105,11 @@ def read_json(
     kind: what a folder without a required file is not.
     """
     path = folder / name if is_remote(folder) else inside(folder, name)
-    if not path.is_file():
-        if required:
-            raise DataError(f"{folder} holds no {name}; it is not {kind}.")
-        return {}
-    return json_files.read_json(path)
+    if path.is_file():
+        return json_files.read_json(path)
+    if required:
+        raise DataError(f"{folder} holds no {name}; it is not {kind}.")
+    return {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -225,13 +225,9 @@ def open_tensors(folder: Path) -> Tensors:
         return _with_others_reported(Tensors(folder, read_header(inside(folder, SINGLE))))
     if inside(folder, INDEX).is_file():
         return _with_others_reported(Tensors(folder, _read_shards(folder)))
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
-    if names:
-        raise DataError(
-            f"{folder} holds its weights only as {', '.join(map(quote, names[:3]))}, which can run code when opened.\n"
-            f"It was not opened. Fetch the repository's safetensors files, or convert it elsewhere to {SINGLE}."
-        )
-    raise DataError(f"{folder} holds neither {SINGLE} nor {INDEX}; it is not a complete checkpoint.")
+    pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
+    instead = f" {', '.join(map(quote, pickles[:3]))} can run code and was not opened." if pickles else ""
+    raise DataError(f"{folder} holds neither {SINGLE} nor {INDEX}.{instead} Fetch the safetensors files.")
 
 
 def _with_others_reported(tensors: Tensors) -> Tensors:
@@ -250,17 +246,11 @@ def _with_others_reported(tensors: Tensors) -> Tensors:
 def _read_shards(folder: Path) -> dict[str, Stored]:
     """The tensors of all shards, each from the shard that the index names for it."""
     weight_map = read_json(folder, INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise DataError(f"{folder}/{INDEX} has no weight_map object.")
-    for tensor, shard in weight_map.items():  # before the first file is opened
-        if not isinstance(shard, str) or not shard.endswith(".safetensors"):
-            raise DataError(
-                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is not a .safetensors file."
-            )
-    paths = {shard: inside(folder, shard) for shard in sorted(set(weight_map.values()))}
-    missing = [shard for shard, path in paths.items() if not path.is_file()]
-    if missing:
-        raise DataError(f"{folder} lacks {list_names(missing)}, named by {INDEX}; fetch the folder again.")
+    shards = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    other = [shard for shard in shards if not isinstance(shard, str) or not shard.endswith(".safetensors")]
+    if other or not shards:
+        raise DataError(f"{folder}/{INDEX} has no weight_map from tensors to .safetensors files {quote(other[:1])}.")
+    paths = {shard: inside(folder, shard) for shard in sorted(set(shards))}  # before the first file is opened
     headers = {shard: read_header(path) for shard, path in paths.items()}
     if lost := [name for name, shard in weight_map.items() if name not in headers[shard]]:
         raise DataError(f"{folder}: {INDEX} places tensors in shards that lack them: {list_names(lost)}.")

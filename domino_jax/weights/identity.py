@@ -1,4 +1,4 @@
-"""What makes two folders the same model: tensors and config, for a target also tokenizer, chat template and stop ids.
+"""The identity of a model: its tensors and config, for a target also tokenizer, chat template and stop ids.
 
 Names, paths and the division into files do not count. Reading 16 GB takes a while, so the digests of a file's tensors
 are kept in the cache folder with its size and times, and the file is read again only after a change.
@@ -55,7 +55,7 @@ def identity_if_there(path: str, earlier: str) -> dict[str, Any] | None:
     except DominoError:
         if path != earlier:
             raise
-        print(f"note: the target {path} is gone, so it was not compared with that of the run.")
+        print(f"note: the target {path} is gone, so it was not compared with the run's.")
         return None
     return target_identity(folder)
 

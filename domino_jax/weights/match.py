@@ -58,7 +58,7 @@ def match_names(
 
 
 def _other_format(tensors: hf.Tensors, floating: list[str], unknown: list[str], instead: str) -> str | None:
-    """Why another program's tensors are not those of the table; None where no reason is known.
+    """Why another program's tensors do not fit the table; None where no reason is known.
 
     floating: tensors that have to be floating.  unknown: names that are in no table.
     """

@@ -1,7 +1,7 @@
 """Targets in eight bits: how a folder stores its matrices (quantization_config), or what a load makes of floating ones.
 
 Only weights are read. A folder that describes quantized activations as well (FP8 dynamic, int8 W8A8) runs with
-activations in the compute type, so its text is that of its weights.
+activations in the compute type, so its text follows from its weights alone.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Scheme:
         return not any(_names(each, module_of(entry)) for each in self.floating)
 
     def table(self, table: list[Entry]) -> list[Entry]:
-        """The table of a folder of this scheme, from that of a floating one."""
+        """The table of a folder of this scheme, from the table of a floating one."""
         return [row for entry in table for row in (self._rows(entry) if self.holds(entry) else (entry,))]
 
     def skipped(self, names: Mapping[str, Any]) -> tuple[str, ...]:
@@ -212,12 +212,10 @@ def _read_compressed(section: Mapping[str, Any]) -> Scheme:
 
 def _patterns(section: Mapping[str, Any], key: str) -> tuple[str, ...]:
     patterns = section.get(key) or []
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ConfigError(f"has {SECTION}.{key} {quote(patterns)}; expected a list of module names.")
-    for pattern in patterns:
-        try:
+    try:
+        for pattern in patterns:
             re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
-            problem = f"with {quote(pattern)}, which is no pattern: {error}."
-            raise ConfigError(f"has {SECTION}.{key} {problem}") from None
+    except (TypeError, AttributeError, re.error) as error:
+        text = f"{SECTION}.{key} {quote(patterns)}; expected a list of module names and patterns ({error})"
+        raise ConfigError(f"has {text}.") from None
     return tuple(patterns)

@@ -43,7 +43,7 @@ class Stored(NamedTuple):
 
 @contextmanager
 def _refusals(path: Path) -> Iterator[None]:
-    """What the system and safetensors refuse inside becomes a DataError."""
+    """Errors of the system and of safetensors become a DataError."""
     try:
         yield
     except OSError as error:

@@ -126,6 +126,6 @@ def is_hub_id(path: str | None) -> bool:
 
 
 def hub_id(path: str) -> str | None:
-    """The hub id of a path: its own, without a revision, or that of a folder in the hub's cache; else None."""
+    """The hub id that a path is, without a revision, or that a folder of the hub's cache belongs to; else None."""
     name, cached = path.partition("@")[0], _CACHED.search(path)
     return f"{cached[1]}/{cached[2]}" if cached else name if is_hub_id(name) else None

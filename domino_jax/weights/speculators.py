@@ -43,7 +43,7 @@ _KEPT = (*LAYER_VARIANTS, "target_hidden_size")  # keys of other programs, which
 class Layout(NamedTuple):
     """The folder of a block drafter there.
 
-    needed: keys that it must have, beside those of the head's fields.  names: {field: its name there, if another one}.
+    needed: keys that it must have, beside the head's fields.  names: {field: its name there, if another one}.
     units: {field: the field in whose units it is stated there}.  whole_blocks: sliding layers read the whole block
     where the file does not say it.
     """
@@ -162,7 +162,7 @@ def _layer(raw: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Mapping[str, str]) -> None:
-    """Raises DataError unless the embeddings that a drafter stores are those of the target's folder or hub id.
+    """Raises DataError unless the embeddings that a drafter stores equal the embeddings of its target.
 
     Compared in bfloat16: one of the two files may be in float32.
 

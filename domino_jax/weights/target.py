@@ -142,7 +142,7 @@ def _load_leaf(
 def file_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, np.ndarray]:
     """The table's tensors in file layout and `dtype`, in this host's memory.
 
-    Raises DataError unless the parameters are exactly those of the table.
+    Raises DataError for parameters that are missing, unknown or of another shape.
     """
     leaves = {tuple(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
@@ -166,7 +166,7 @@ def read_target_config(path: str | Path) -> Qwen3Config:
 
 
 def read_target_scheme(path: str | Path, quantize: str | None = None) -> Scheme | None:
-    """What of a target is in eight bits, by its folder or by target.quantize; paths as above."""
+    """Which matrices of a target are in eight bits, by its folder or by target.quantize; paths as above."""
     folder = hf.resolve_folder(path)
     with hf.naming(folder):
         return read_scheme(hf.read_config(folder), quantize)

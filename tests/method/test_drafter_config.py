@@ -263,7 +263,7 @@ def test_rank_zero_is_plain_shifted_dflash(tmp_path):
 @pytest.mark.parametrize(
     ("nested", "top", "named"),
     [
-        ({}, {"markov_rank": 128}, "markov_rank = 128 at top level and 256"),
+        ({}, {"markov_rank": 128}, "markov_rank 128 and dflash_config.markov_rank 256"),
         ({"markov_rank": None}, {}, "lacks markov_rank"),
         ({"markov_head_type": "lstm"}, {}, "markov_head_type 'lstm'; expected one of vanilla, gated, rnn"),
         ({"shift_label": False}, {}, "shift_label False"),

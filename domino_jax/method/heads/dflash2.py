@@ -53,7 +53,7 @@ class Selector(Head):
 
 
 class Choices(NamedTuple):
-    """What the selector makes of the M predicting slots of n blocks, arrays [..., n, M] or [..., n, M, K].
+    """The selector's choices in the M predicting slots of n blocks, arrays [..., n, M] or [..., n, M, K].
 
     tokens: int32, the candidates.  scores: float32, teacher-forced.
     covered: bool, whether the label is among the candidates.

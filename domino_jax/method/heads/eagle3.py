@@ -42,7 +42,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # SafeAILab's folders name the class of a target.
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
-# Keys of other drafters with these tensors, or nearly, and the values with which they are those of this file.
+# Keys of other drafters with these tensors, or nearly, and the values without effect.
 _VARIANTS = LAYER_VARIANTS | {
     "fc_norm": (False,),
     "use_aux_norm": (False,),
@@ -113,7 +113,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Qwen3Config | None = None) -> "Eagle3Config":
-        """As HeadConfig.from_dict, without the draft vocabulary, which is in d2t.
+        """As DrafterConfig.from_dict, without the draft vocabulary, which is in d2t.
 
         target: for a file without layer ids; None: such a file is refused.
         """

@@ -1,6 +1,6 @@
-"""What EAGLE-3 learns from every row of a text (training-time test).
+"""The loss of EAGLE-3, which learns from every row of a text (training-time test).
 
-Arrays are [B, S, J, ...]: the S rows of a text take the place of the blocks of losses.py, and J passes that of the
+Arrays are [B, S, J, ...]: the S rows of a text take the place of the blocks of losses.py, and J passes the place of the
 slots. The same slices bound how many logits are in memory.
 """
 

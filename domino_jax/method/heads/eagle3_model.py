@@ -118,7 +118,7 @@ class Eagle3(nn.Module):
         return self.lm_head(self.norm(states))
 
     def example(self) -> tuple:
-        """What `init` traces."""
+        """A pass for `init` to trace."""
         c = self.config
         return jnp.zeros((1, 2, 3 * c.hidden_size)), jnp.zeros((1, 3, c.hidden_size)), 1
 
@@ -160,7 +160,7 @@ class Eagle3(nn.Module):
         return self.fc(self.input_norm(features) if self.config.norm_before_fc else features)
 
     def _fed_back(self, out: jax.Array) -> jax.Array:
-        """What the layer returned → the state of the row after it."""
+        """The layer's output → the state of the row after it."""
         return self.norm(out) if self.config.norm_output else out
 
     def _angles(self, positions: Positions) -> Angles:
