@@ -77,8 +77,6 @@ class Checkpoints:
             return
         orbax = self._checkpointer()
         with self._writing(step):
-            if is_primary():
-                self.folders.begin(step)
             extra = {"data": dict(data_state), "meta": dict(meta)}
             items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
             orbax.save(self.folders.path(step), args=items)
@@ -147,15 +145,13 @@ class Checkpoints:
     def restore_latest(self, abstract_state: Any, check: Callable[[dict], None] | None = None) -> Restored | None:
         """The newest intact checkpoint, None when there is none; damaged newer ones are set aside with a warning each.
 
-        What a save or a removal that was cut off left is removed, with a line.
-
         Args:
           abstract_state: the state's tree with jax.ShapeDtypeStruct leaves (jax.eval_shape) whose shardings need not be
             those it was saved with; a leaf without a sharding goes to the first device.
           check: called with the checkpoint's meta before an array is read; raises if the run must not go on from it.
         Raises:
-          DataError: there are checkpoints but none is intact, there were some and all are gone, or one cannot be read
-            though it is intact. A run's remains are never taken for a fresh start.
+          DataError: a checkpoint was finished before and none is intact, or one cannot be read though it is intact. A
+            run's remains are never taken for a fresh start.
         """
         self.wait()
         step, best = from_primary(lambda: (self.folders.choose(), self.folders.best()))

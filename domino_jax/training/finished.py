@@ -42,7 +42,9 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
     if not ((export / "config.json").exists() and any(export.glob("*.safetensors"))):
         report(f"warning: {export} is gone or has no weights: it is exported again from its checkpoint")
         return None
-    StepFolders(workdir / "checkpoints", report).refuse_loss()
+    folders = StepFolders(workdir / "checkpoints", report)
+    if not folders.finished():
+        raise folders.loss({})
     return marker
 
 

@@ -1,16 +1,15 @@
-"""The files of a workdir's checkpoints: which are finished, which are intact, which stay. Knows no arrays.
+"""The files of a workdir's checkpoints: which are intact and which stay. Knows no arrays.
 
 <workdir>/checkpoints/
-  <step>/             one checkpoint; finished once it has its manifest (manifest.py), which is written last
-  unfinished-<step>   empty: <step> is being written or removed, what is in it does not count
-  tau.json            {step: {"tau": of its evaluation, "measured_with": what it was measured with}}
-  corrupt/<step>      checkpoints that did not match their manifest, set aside at a start
-<workdir>/first_checkpoint.json   {"step": the first one that was finished}: a start without any checkpoint has lost it
+  <step>/          one checkpoint; it counts if its manifest (manifest.py), which is written last, is there and intact
+  tau.json         {step: {"tau": of its evaluation, "measured_with": what it was measured with}}
+  corrupt/<step>   other steps, set aside at a start
+<workdir>/first_checkpoint.json   {"step": the first one that was finished}: a start without an intact one has lost it
 
-The marker distinguishes a save that was cut off, which the next start removes, from a checkpoint that lost its
-manifest, which it sets aside. No step is renamed on the way, so buckets (gs://), where renaming copies, work alike.
+No step is renamed on the way, so buckets (gs://), where renaming copies, work alike.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,12 +21,7 @@ from domino_jax.runtime.json_files import parse_json, write_json
 from domino_jax.runtime.remote import move_folder
 from domino_jax.training import manifest
 
-UNFINISHED = "unfinished-"
-CORRUPT = "corrupt"
-FIRST = "first_checkpoint.json"
-# What a workdir holds only after a checkpoint was finished: the best one is exported after its checkpoint.
-EVIDENCE = (FIRST, "export/config.json", "finished.json")
-TAU, WITH = "tau.json", "measured_with"
+CORRUPT, FIRST, TAU, WITH = "corrupt", "first_checkpoint.json", "tau.json", "measured_with"
 TEMPORARY = ocp.utils.TMP_DIR_SUFFIX  # Orbax writes to <step><this>… and renames it to <step>
 
 
@@ -49,7 +43,7 @@ class StepFolders:
         return self.root / str(step)
 
     def finished(self) -> list[int]:
-        """The steps with a manifest, oldest first; whether they still match it is damage()'s to say."""
+        """The steps with a manifest, oldest first; `damage` states whether they still match it."""
         return [step for step in self._steps() if (self.path(step) / manifest.NAME).exists()]
 
     def damage(self, step: int) -> str | None:
@@ -58,112 +52,72 @@ class StepFolders:
 
     # ---------------------------------------------------------------- writing
 
-    def begin(self, step: int) -> None:
-        """Before anything of a step is written."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._marker(step).write_bytes(b"")
-
     def finish(self, step: int) -> None:
         """After the last file of a step: hash them all. From here on it counts."""
         manifest.write(self.path(step), step)
-        self._marker(step).unlink()
-        first = self.root.parent / FIRST
-        try:
-            if not first.exists():
-                write_json(first, {"step": step})
-        except OSError as error:  # a disk that had just enough room for the checkpoint
-            self._report(f"warning: {first} could not be written ({first_line(error)})")
+        with contextlib.suppress(OSError):  # a disk that had just enough room for the checkpoint
+            if not (self.root.parent / FIRST).exists():
+                write_json(self.root.parent / FIRST, {"step": step})
 
     def remove(self, step: int) -> None:
-        """Remove a step, finished or not, so that being cut off here leaves nothing that looks finished."""
+        """Remove a step, finished or not, its manifest first: a removal that is cut off leaves nothing that counts."""
         try:
-            try:
-                self._marker(step).write_bytes(b"")
-            except OSError:  # a full disk, where a step without a manifest is the one to remove
-                if (self.path(step) / manifest.NAME).exists():
-                    raise
             (self.path(step) / manifest.NAME).unlink(missing_ok=True)
-            self.path(step).rmtree(missing_ok=True)
-            self._clear_marks(step)
+            for name in self._names():
+                if name == str(step) or name.startswith(f"{step}{TEMPORARY}"):
+                    (self.root / name).rmtree()
         except OSError as error:
             self._report(f"warning: {self.path(step)} could not be removed ({first_line(error)})")
 
     def retain(self, keep: int) -> None:
         """Remove what is neither among the newest `keep` nor the best; called after finish()."""
         steps, best = self.finished(), self.best()
-        stay = set(steps[-keep:]) | {best.step if best else None}
-        for step in steps:
-            if step not in stay:
+        for step in steps[:-keep]:
+            if best is None or step != best.step:
                 self.remove(step)
-
-    def _clear_marks(self, step: int) -> None:
-        for name in self._names():
-            if name.startswith(f"{step}{TEMPORARY}"):
-                (self.root / name).rmtree()
-        self._marker(step).unlink(missing_ok=True)
 
     # ---------------------------------------------------------------- a start
 
     def choose(self) -> int | None:
-        """The newest intact step, None without any. Clears away what was cut off and sets damaged newer steps aside.
+        """The newest intact step, None without any. Newer ones are set aside, and what was cut off is removed.
 
-        Raises DataError: there are steps and none is intact, or there were steps and all are gone.
+        Raises DataError: no step is intact, and one was finished before.
         """
-        self._clear_cut_off()
-        damaged = {}
+        for name in self._names():
+            if TEMPORARY in name:
+                (self.root / name).rmtree()
+                self._report(f"the checkpoint of step {name.split(TEMPORARY)[0]} was cut off: cleared away")
+        damaged: dict[int, str] = {}
         for step in reversed(self._steps()):
             reason = self.damage(step)
             if reason is None:
-                for wrong, why in damaged.items():
-                    self._set_aside(wrong, why)
-                return step
+                for older in set(self._steps()) - {*self.finished(), *damaged}:
+                    self.remove(older)  # its removal was cut off
+                break
             damaged[step] = reason
-        if not damaged:
-            self.refuse_loss()
-            return None
-        # They stay where they are: with an empty folder the next start would take this for a new run.
-        newest = max(damaged)
-        raise DataError(
-            f"none of the checkpoints in {self.root} is intact ({len(damaged)} damaged).\n"
-            f"The newest, step {newest}: {damaged[newest]}\n"
-            "Put one back from a copy and start again, or train from the start in another --workdir."
-        )
+        else:
+            if self.finished() or (self.root.parent / FIRST).exists():
+                raise self.loss(damaged)  # nothing is moved: the next start must not take this for a new run
+            step = None
+        for wrong, reason in damaged.items():
+            self._set_aside(wrong, reason)
+        return step
 
-    def refuse_loss(self) -> None:
-        """Raises DataError: there is no step, but something beside shows that there was one."""
-        if self._steps():
-            return
-        evidence = [name for name in EVIDENCE if (self.root.parent / name).exists()]
-        if evidence:
-            usable = " The drafter in export/ can be used as it is." if (self.root.parent / "export").exists() else ""
-            raise DataError(
-                f"{self.root} holds no checkpoint, but {evidence[0]} beside it shows that one was saved.\n"
-                f"Put the checkpoints back and start again, or train from the start in another --workdir.{usable}"
-            )
-
-    def _clear_cut_off(self) -> None:
-        names = self._names()
-        marked = [int(name.removeprefix(UNFINISHED)) for name in names if name.startswith(UNFINISHED)]
-        temporary = [int(name.split(TEMPORARY)[0]) for name in names if TEMPORARY in name]
-        for step in sorted({*marked, *temporary}):
-            if (self.path(step) / manifest.NAME).exists():  # cut off between the manifest and the marker's end
-                self._clear_marks(step)
-            else:
-                self.remove(step)
-                self._report(f"the checkpoint of step {step} was cut off while it was written or removed: cleared away")
+    def loss(self, damaged: dict[int, str]) -> DataError:
+        """The error that no step is intact though one was finished before. damaged: {step: what is wrong with it}."""
+        lines = [f"no checkpoint in {self.root} is intact, but {FIRST} shows that one was saved."]
+        if damaged:
+            lines += [f"The newest of {len(damaged)}, step {max(damaged)}: {damaged[max(damaged)]}"]
+        usable = " The drafter in export/ can be used as it is." if (self.root.parent / "export").exists() else ""
+        lines += [f"Put one back from a copy, or train from the start in another --workdir.{usable}"]
+        return DataError("\n".join(lines))
 
     def _set_aside(self, step: int, reason: str) -> None:
         target, number = self.root / CORRUPT / str(step), 1
         while target.exists():
             number += 1
             target = target.with_name(f"{step}-{number}")
-        try:
-            move_folder(self.path(step), target)
-        except OSError as error:
-            raise DataError(
-                f"the checkpoint of step {step} is damaged ({reason}) and cannot be moved to {target}:\n"
-                f"{first_line(error)}. Move it away by hand."
-            ) from error
+        move_folder(self.path(step), target)
         self._report(f"warning: the checkpoint of step {step} is damaged ({reason}); moved to {target}")
 
     # ---------------------------------------------------------------- the best
@@ -187,7 +141,7 @@ class StepFolders:
             return [Mark(int(step), float(entry["tau"]), str(entry[WITH])) for step, entry in stored.items()]
         except FileNotFoundError:
             return []
-        except (ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
+        except (ValueError, AttributeError, TypeError, LookupError) as error:
             self._report(f"warning: {self.root / TAU} is unreadable ({first_line(error)}): the best step is unknown")
             return []
 
@@ -198,6 +152,3 @@ class StepFolders:
 
     def _names(self) -> list[str]:
         return [path.name for path in self.root.iterdir()] if self.root.exists() else []
-
-    def _marker(self, step: int) -> epath.Path:
-        return self.root / f"{UNFINISHED}{step}"
