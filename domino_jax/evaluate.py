@@ -8,12 +8,20 @@ from what a drafter would have had accepted at each token (docs/method.md). --an
 domino_jax.regenerate wrote, or the output folder of domino_jax.decode. Without it the target answers the prompts of
 eval.prompts first, with the sampling of config.decode, into OUTPUT/answers.jsonl, where a later call finds them.
 
+    python -m domino_jax.evaluate --config=RECIPE --server=http://127.0.0.1:30000 --drafters=DIR --output=DIR
+
+asks a running server for greedy answers to these prompts (docs/serving.md). It reports whether they are the target's
+own, whether the server makes the same prompts of messages, and its τ beside that of the pass. Exit code 3: an answer
+is wrong.
+
 OUTPUT has evaluation.json, evaluation.html and plots/; another call replaces them. --round_seconds names a JSON file
 for each drafter, {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or is "measure" to time rounds here;
 the table then has the speed-up of each number of drafts.
 """
 
+import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,16 +29,23 @@ from typing import Any
 from etils import epath
 
 from domino_jax import regenerate
+from domino_jax.data.answer_files import ALONE, find_rows
 from domino_jax.data.chat import TextCodec
+from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, count_cut, read_answers
+from domino_jax.decoding.conversations import first_turn
+from domino_jax.decoding.requests import ROW_VALUES
 from domino_jax.decoding.settings import DRAFT, DecodeSettings
 from domino_jax.evals.acceptance_figures import widths_of
 from domino_jax.evals.evaluation import build_evaluation, console_evaluation, drafter_names, write_evaluation
 from domino_jax.evals.report import output_folder
 from domino_jax.evals.round_times import round_seconds
 from domino_jax.evals.run_files import ANSWERS
+from domino_jax.evals.server_check import compare_tau, judge_server
+from domino_jax.evals.servers import Server, ask_prompts, server_row
 from domino_jax.method.exact import Accepted
 from domino_jax.method.pair import Pair
+from domino_jax.method.settings import SamplingParams
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.models import lower_to_drafter, refuse_other_head
@@ -41,16 +56,19 @@ from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.json_files import read_json
+from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, target_identity
 from domino_jax.weights.loading import keep_compiled, use_exact_matmuls
 
-MEASURE = "measure"
+MEASURE, SERVER_ANSWERS = "measure", "server_answers.jsonl"
 
 
-def main(flags: cli.Flags) -> None:
+def main(flags: cli.Flags) -> int:
     # 1. The recipe, and what is compared.
     config = flags.config
+    if flags.server and flags.answers:
+        raise DominoError("--server asks for new answers, and --answers names a file of them; give one of the two.")
     rules.check(config, "evaluate", flags.set_keys, flags.given)
     paths = drafter_paths(flags)
     output = output_folder(flags.output)
@@ -61,14 +79,17 @@ def main(flags: cli.Flags) -> None:
     if (config.decode.mesh.data, config.decode.mesh.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
 
-    # 3. The devices, and the answers, made by the target where none are given.
+    # 3. The devices, and the answers, made by a server or the target where none are given.
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
     real = {"parity": "near_tie", "concurrency": (), "ignore_eos": False}
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
     use_exact_matmuls(settings.dtype)
     loader = loader_of(flags, settings)
     identity = target_identity(config.target.path)
-    source = flags.answers or str(make_answers(config, settings, identity, output / ANSWERS))
+    if flags.server:
+        source, asked = str(output / SERVER_ANSWERS), ask_server(flags, settings, identity, output / SERVER_ANSWERS)
+    else:
+        source = flags.answers or str(make_answers(config, settings, identity, output / ANSWERS))
     file = answers_file(source)
 
     with loader.on_mesh():
@@ -76,13 +97,17 @@ def main(flags: cli.Flags) -> None:
         loaded = loader.target()
         limit = config.decode.num_prompts or None
         answers = read_answers(file, TextCodec(loaded.tokenizer, config.decode.thinking), limit)
+        if flags.server:
+            stated = {row["id"]: row["server"] for _, row in read_jsonl(source)}
+            answers = [answer for answer in answers if stated[answer.id]["whole"]]
         if len(answers) == limit:
             say(f"the first {limit} answers (decode.num_prompts; 0 takes all)")
         target = Pair(loaded.model, loaded.params)
         check_answers(answers, target, source)
         passes = AnswerPasses(answers, settings.drafting, settings.batch_size)
         refuse_differences({"the answers": passes.digest})
-        chosen = passes.chosen_share(target, source)
+        server = judge_server(passes, target, stated, asked, loaded, settings) if flags.server else None
+        chosen = server["chosen"] if server else passes.chosen_share(target, source)
         if cut := count_cut([answer.token_ids for answer in answers], loaded.stop_ids):
             say(f"{cut} of the {len(answers)} answers end without a stop token: a limit cut them.")
 
@@ -92,6 +117,8 @@ def main(flags: cli.Flags) -> None:
             models = loader.models(loaded, path, (DRAFT,))
             accepted[path] = judge(models, settings, answers, source)
             drafters[path] = drafter_facts(models, path)
+            if server:
+                drafters[path]["server"] = compare_tau(answers, accepted[path], server["acceptance"])
             if flags.round_seconds:
                 seconds[path] = stated_seconds[path] if stated_seconds else measure_rounds(models, settings, answers)
             say(f"{path}: judged")
@@ -102,6 +129,7 @@ def main(flags: cli.Flags) -> None:
         "target": {"path": config.target.path, "quantize": config.target.quantize, **identity},
         "dtype": settings.dtype,
         "answers": {"source": source, "chosen": chosen, "temperatures": temperatures, "cut": cut},
+        "server": server,
     }
     evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
     for path, table in stated_seconds.items():
@@ -113,6 +141,7 @@ def main(flags: cli.Flags) -> None:
         write_evaluation(output, evaluation)
         console_evaluation(evaluation)
     say(f"written to {output}")
+    return DataError.exit_code if server and server["texts"]["wrong"] else 0
 
 
 def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
@@ -155,17 +184,45 @@ def read_table(path: str) -> dict[str, float]:
 
 def make_answers(config, settings: DecodeSettings, identity: Mapping[str, Any], output: Path) -> Path:
     """Lets the target answer the prompts of the recipe, sampled as config.decode says, and returns the file."""
-    if not config.eval.prompts:
-        raise DominoError(
-            "there are no answers: give --answers=ROWS.jsonl of domino_jax.regenerate, or prompts for the target to"
-            " answer with --config.eval.prompts=PROMPTS.jsonl."
-        )
-    limit, skip_bad = config.decode.num_prompts, config.data.skip_bad_rows
-    rows = read_file_rows(config.eval.prompts, limit, skip_bad, regenerate.refuse_unanswerable)
+    rows = prompt_rows(config)
     origin = regenerate.origin_of(rows, identity, config.target.quantize, settings)
     files = regenerate.files_of(rows, output, origin)
     regenerate.answer_rows(config, rows, files, settings.change(batch_size=config.regenerate.batch_size))
     return output
+
+
+def prompt_rows(config) -> list[dict[str, Any]]:
+    if not config.eval.prompts:
+        raise DominoError(
+            "there are no answers: give --answers=ROWS.jsonl of domino_jax.regenerate, or prompts to answer with"
+            " --config.eval.prompts=PROMPTS.jsonl."
+        )
+    limit, skip_bad = config.decode.num_prompts, config.data.skip_bad_rows
+    return read_file_rows(config.eval.prompts, limit, skip_bad, regenerate.refuse_unanswerable)
+
+
+def ask_server(flags: cli.Flags, settings: DecodeSettings, identity: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    """Lets the server of --server answer the prompts of the recipe into `output`, greedily.
+
+    Answers of a call that was cut off are taken over; finished ones are asked for again, because the server may have
+    changed.
+
+    Returns:
+        "url", "engine", "model", and "gained" of ask_prompts.
+    """
+    config, folder = flags.config, hf.resolve_folder(flags.config.target.path)
+    tokenizer = hf.load_tokenizer(folder)
+    codec, stop_ids = TextCodec(tokenizer, settings.thinking), hf.stop_ids(folder, tokenizer)
+    server = Server(flags.server, os.environ.get("DOMINO_API_KEY"), config.target.path, settings.max_new_tokens)
+    rows = [{key: value for key, value in row.items() if key not in ROW_VALUES} for row in prompt_rows(config)]
+    prompts = [first_turn(row, place, codec) for place, row in enumerate(rows)]
+    greedy = settings.change(sampling=SamplingParams())
+    origin = regenerate.origin_of(rows, identity, config.target.quantize, greedy)
+    files = regenerate.files_of(rows, output, {**origin, "server": server.facts}, ALONE)
+    if output.exists() and list(find_rows([output])) == files.ids:
+        output.unlink()
+    gained = ask_prompts(server, prompts, files, functools.partial(server_row, codec, stop_ids), flags.requests)
+    return {**server.facts, "gained": gained}
 
 
 def answers_file(source: str) -> str:
@@ -203,4 +260,5 @@ def measure_rounds(models: Pair, settings: DecodeSettings, answers: Sequence[Tar
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("config", "output"), optional=("answers", "drafters", "round_seconds", "distributed"))
+    optional = ("answers", "server", "requests", "drafters", "round_seconds", "distributed")
+    cli.run(main, required=("config", "output"), optional=optional)

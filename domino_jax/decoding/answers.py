@@ -22,7 +22,7 @@ from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request, recorded_request
-from domino_jax.method.exact import OF_ANCHORS, Accepted, accepted_drafts, behind_choice
+from domino_jax.method.exact import OF_ANCHORS, Accepted, Choice, accepted_drafts, behind_choice
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
 from domino_jax.models import sharding
@@ -160,8 +160,12 @@ class AnswerPasses:
 
     def chosen(self, models: Pair) -> list[np.ndarray]:
         """For each answer of k tokens which of them are what the target would choose, bool [k]; near ties are."""
-        limit, target = NEAR_TIE[np.dtype(models.target.dtype).name], Pair(models.target, models.target_params)
-        return [margin <= limit for margin in self._by_answer(self.check, target)]
+        limit = NEAR_TIE[np.dtype(models.target.dtype).name]
+        return [choice.margin <= limit for choice in self.choices(models)]
+
+    def choices(self, models: Pair) -> list[Choice]:
+        """For each answer of k tokens what the target would choose at each of them, arrays [k]."""
+        return self._by_answer(self.check, Pair(models.target, models.target_params))
 
     def chosen_share(self, models: Pair, source: str, least: float = LEAST_CHOSEN) -> float:
         """The share of tokens that the target of `models` would choose; DataError where it is below `least`.

@@ -10,6 +10,7 @@ from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speed
 from domino_jax.evals.page import page_of
 from domino_jax.evals.plots import COLOURS, OTHER, draw_lines, save
 from domino_jax.evals.report import PLOTS, print_tables, report_header
+from domino_jax.evals.server_check import server_lines
 from domino_jax.evals.tables import NOTHING, brackets, fmt, target_name
 from domino_jax.method.exact import Accepted
 from domino_jax.runtime.errors import DominoError
@@ -36,7 +37,7 @@ def build_evaluation(
 
     Args:
         accepted, drafters: by path, what each has accepted, and its head and block_size.
-        origin: "target", "dtype" and "answers", where everything comes from.
+        origin: "target", "dtype", "answers" and "server", where everything comes from.
         round_seconds: by path, seconds of a round by its drafts, of a plain step under "0"; {} where none are known.
     """
     figures = {}
@@ -79,7 +80,7 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
         facts={"target": target_name(evaluation["target"]), **facts, "answers": answers["source"]},
         versions=evaluation["versions"],
         rows=tau_rows(shown),
-        notes=[_note(evaluation)],
+        notes=[*(server_lines(shown) if shown["server"] else []), _note(evaluation)],
         sections=sections(shown),
         pictures=pictures,
     )
@@ -98,7 +99,8 @@ def with_short_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 def console_evaluation(evaluation: Mapping[str, Any]) -> None:
     shown = with_short_names(evaluation)
-    parts = [headline(evaluation), tau_rows(shown, spread=False), _note(evaluation)]
+    lines = server_lines(shown) if shown["server"] else []
+    parts = [headline(evaluation), *lines, tau_rows(shown, spread=False), _note(evaluation)]
     for heading, note, rows in sections(shown):
         parts += [f"{heading}. {note}", rows] if len(rows) > 1 else []
     print_tables(parts)

@@ -91,22 +91,34 @@ def accepted_drafts(
     return _in_slices(judge, batch, slice_blocks)
 
 
-def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> jax.Array:
-    """float32 [B, A]: by how much log p + g of the token at each anchor is below that of the target's choice there.
+class Choice(NamedTuple):
+    """The target's choice at each anchor.
 
-    It is 0 for the choice itself. Rounding explains a near tie (docs/method.md); where it is more, the answer is not
-    this target's for this request. The drafter is not read.
+    margin: float32 [B, A], how far log p + g of the anchor's token is below that of the choice; 0 for the choice.
+    token: int32 [B, A], the choice.
+    """
+
+    margin: jax.Array
+    token: jax.Array
+
+
+def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> Choice:
+    """What the target would choose at each anchor, given the text before it.
+
+    Rounding explains a near tie (docs/method.md); where the margin is more, the answer is not this target's for this
+    request. The drafter is not read.
     """
     hidden = target_pass(models.target, models.target_params, batch, (), with_hidden=True)[1]
     gathered = models.with_gathered_head()
 
-    def judge(here: Batch) -> jax.Array:
-        at = _places(batch, here, kind)
+    def judge(here: Batch) -> Choice:
+        at, shape = _places(batch, here, kind), here["anchors"].shape
         logits = gathered.unembed(_before(hidden, here)[:, None])
         noise = None if kind.greedy else position_noise(at.keys, at.lengths[:, None], logits.shape[-1])
         values = choice_values(logits, noise, at.sampling)[:, 0]
         value = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
-        return (values.max(axis=-1) - value).reshape(here["anchors"].shape) * (here["ends"] > 0)
+        margin = (values.max(axis=-1) - value).reshape(shape) * (here["ends"] > 0)
+        return Choice(margin, values.argmax(axis=-1).astype(jnp.int32).reshape(shape))
 
     return _in_slices(judge, batch, slice_blocks)
 

@@ -61,6 +61,8 @@ class Flags:
     prompt: str | None = _flag("one prompt, given here")
     output: str | None = _flag("file or folder to write")
     answers: str | None = _flag("answers of the target: a file of regenerate, or a folder of decode")
+    server: str | None = _flag("URL of a running server, which answers the prompts and is checked")
+    requests: int = _flag("with --server: prompts that it answers at once (default 8)", 8, type=int)
     drafters: tuple[str, ...] = _flag(
         "folders of drafters, joined by commas (default: drafter.path)", (), type=_entries
     )

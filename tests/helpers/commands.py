@@ -13,7 +13,11 @@ COMMANDS = {
         ("config",),
         ("output", "prompts", "prompt", "interactive", "distributed", "dry_run", "topology"),
     ),
-    "evaluate": (evaluate, ("config", "output"), ("answers", "drafters", "round_seconds", "distributed")),
+    "evaluate": (
+        evaluate,
+        ("config", "output"),
+        ("answers", "server", "requests", "drafters", "round_seconds", "distributed"),
+    ),
     "serve": (serve, ("config",), ("host", "port")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
     "export": (export, ("workdir", "output"), ()),

@@ -1,0 +1,170 @@
+"""What a server's answers say of it: whether they are the target's own, its template, and the τ that it reaches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from domino_jax.decoding.acceptance import accept_lengths, tau_pooled
+from domino_jax.decoding.answers import NEAR_TIE, AnswerPasses, TargetAnswer
+from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.method.exact import Accepted, Choice
+from domino_jax.method.pair import Pair
+from domino_jax.weights.loading import LoadedTarget
+
+AROUND = 12  # tokens that are shown before and after a wrong one
+LOW = 0.9  # of the τ of one pass: below it the report names a cause
+EQUAL = 0.02  # relative difference up to which two τ are the same
+CHECKS = 'docs/choose.md, "When τ is low"'
+
+
+def judge_server(
+    passes: AnswerPasses,
+    target: Pair,
+    stated: Mapping[str, Mapping[str, Any]],
+    asked: Mapping[str, Any],
+    loaded: LoadedTarget,
+    settings: DecodeSettings,
+) -> dict[str, Any]:
+    """The "server" of evaluation.json, but for τ.
+
+    Args:
+        stated: by id of the answer, what the server said of it.  asked: which server, and what its counters gained.
+    """
+    answers, choices, limit = passes.answers, passes.choices(target), NEAR_TIE[settings.dtype]
+    most, stop_ids = settings.max_new_tokens, loaded.stop_ids
+    cut = [ids for ids in (answer.token_ids for answer in answers) if len(ids) < most and ids[-1] not in stop_ids]
+    return {
+        **{name: asked[name] for name in ("url", "engine", "model")},
+        "chosen": float(np.mean(np.concatenate([choice.margin for choice in choices]) <= limit)),
+        "texts": text_verdicts(answers, choices, limit, loaded),
+        "not_whole": sum(not facts["whole"] for facts in stated.values()),
+        "cut": len(cut),
+        "prompts": prompt_verdicts(answers, stated),
+        "acceptance": acceptance_of(stated, asked["gained"]),
+    }
+
+
+def text_verdicts(
+    answers: Sequence[TargetAnswer], choices: Sequence[Choice], limit: float, loaded: LoadedTarget
+) -> dict[str, Any]:
+    """Counts of the answers that are the target's own, that leave it at a near tie, and that are wrong.
+
+    An answer that goes on after a stop token is wrong too.
+    """
+    counts, first = {"own": 0, "near_tie": 0, "wrong": 0}, None
+    for answer, choice in zip(answers, choices, strict=True):
+        ids = np.asarray(answer.token_ids)
+        ended = np.isin(np.roll(ids, 1), loaded.stop_ids) & (np.arange(len(ids)) > 0)
+        wrong = (choice.margin > limit) | ended
+        counts["wrong" if wrong.any() else "near_tie" if choice.margin.any() else "own"] += 1
+        if wrong.any() and not first:
+            place = int(wrong.argmax())
+            before = ids[max(place - AROUND, 0) : place]
+            first = {
+                **{"id": answer.id, "token": place, "server_id": int(ids[place])},
+                "target_id": None if ended[place] else int(choice.token[place]),
+                "margin": float(choice.margin[place]),
+                "server_text": decode(loaded.tokenizer, [*before, *ids[place : place + AROUND]]),
+                "target_text": decode(loaded.tokenizer, [*before, *([] if ended[place] else [choice.token[place]])]),
+            }
+    return {**counts, "first_wrong": first}
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    ids = [int(token) for token in ids]
+    return str(ids) if tokenizer is None else repr(tokenizer.decode(ids))
+
+
+def prompt_verdicts(answers: Sequence[TargetAnswer], stated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many prompts have the same number of tokens on the server; stated: by id, what it said of its answer."""
+    counts = {answer.id: (stated[answer.id]["prompt_tokens"], len(answer.prompt)) for answer in answers}
+    other = [{"id": name, "server": server, "here": here} for name, (server, here) in counts.items() if server != here]
+    return {"same": len(counts) - len(other), "of": len(counts), "first_other": other[0] if other else None}
+
+
+def acceptance_of(stated: Mapping[str, Mapping[str, Any]], gained: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The acceptance that a server stated, with the ids of the answers that it is of; None where it states none.
+
+    gained: of ask_prompts, where the answers themselves state nothing.
+    """
+    counts = {name: facts["counts"] for name, facts in stated.items() if facts["counts"]}
+    if not counts:
+        return dict(gained) if gained.get("rounds") else None
+    names = set.intersection(*(set(count) for count in counts.values()))
+    return {"ids": list(counts), **{name: sum(count[name] for count in counts.values()) for name in names}}
+
+
+def compare_tau(
+    answers: Sequence[TargetAnswer], accepted: Sequence[Accepted], acceptance: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """τ of the server beside those of one pass with the same number of drafts, and what to look at where it is low."""
+    if acceptance is None:
+        return None
+    ids, rounds = set(acceptance["ids"]), acceptance["rounds"]
+    pairs = [(answer, one) for answer, one in zip(answers, accepted, strict=True) if answer.id in ids]
+    width = min(max(round(acceptance["drafts"] / rounds), 1), accepted[0].log_q.shape[1])
+    walks = [accept_lengths(one.drafts, width) for _, one in pairs]
+    server, ours = sum(len(answer.token_ids) - 1 for answer, _ in pairs) / rounds, tau_pooled(walks)
+    backbone = None
+    if accepted[0].backbone is not None:
+        backbone = tau_pooled([accept_lengths(one.backbone, width) for _, one in pairs])
+    hint = None
+    if server < LOW * ours:
+        emitted = np.concatenate(walks)
+        hint = _cause(server, backbone, acceptance.get("kept_first", 0) / rounds, (emitted > 1).mean(), acceptance)
+    return {"drafts": width, "tau": server, "tau_one_pass": ours, "tau_backbone": backbone, "hint": hint}
+
+
+def _cause(server: float, backbone: float | None, kept: float, expected: float, acceptance: Mapping[str, Any]) -> str:
+    """Which checks explain a low τ; kept, expected: shares of rounds that keep the first draft."""
+    if backbone and abs(server - backbone) <= EQUAL * backbone:
+        return f"this is the τ of the backbone alone, {backbone:.2f}: the head is missing (7 and 10 of {CHECKS})"
+    if "kept_first" not in acceptance:
+        return f"the server does not state which drafts are lost: check 2, 3 and 10 of {CHECKS}"
+    if kept < LOW * expected:
+        text = f"{kept:.0%} of the rounds keep the first draft, {expected:.0%} in the pass"
+        return f"{text}: check the shift, the mask token and the layers that are read (2 and 3 of {CHECKS})"
+    return f"the first draft is kept and later ones are lost: check the head and its candidate pool (10 of {CHECKS})"
+
+
+def server_lines(evaluation: Mapping[str, Any]) -> list[str]:
+    """What was found, for the console and the page."""
+    server = evaluation["server"]
+    texts, prompts = server["texts"], server["prompts"]
+    judged = texts["own"] + texts["near_tie"] + texts["wrong"]
+    lines = [
+        f"Texts of {server['model']} at {server['url']}: {texts['own']} of {judged} are the target's own,"
+        f" {texts['near_tie']} leave it at a near tie, {texts['wrong']} are wrong."
+    ]
+    if first := texts["first_wrong"]:
+        lines += [_first_wrong(first, evaluation["dtype"])]
+    if server["not_whole"]:
+        lines += [f"Not judged: {server['not_whole']} texts, which do not encode back to themselves."]
+    if server["cut"]:
+        lines += [f"{server['cut']} answers were cut before decode.max_new_tokens by a limit of the server; raise it."]
+    line = f"Prompts: {prompts['same']} of {prompts['of']} have the same number of tokens there."
+    if other := prompts["first_other"]:
+        line += (
+            f" {other['id']} has {other['server']}, here {other['here']}: compare the chat template, thinking"
+            f" (decode.thinking) and the first token (1 of {CHECKS})."
+        )
+    lines += [line]
+    for name, figures in evaluation["drafters"].items():
+        tau = figures["server"]
+        line = "the server states no acceptance."
+        if tau:
+            line = f"{tau['tau']:.2f} of {tau['tau_one_pass']:.2f} with {tau['drafts']} drafts a round."
+        lines += [f"τ of the server with {name}: {line} {tau['hint'] if tau and tau['hint'] else ''}".strip()]
+    return lines
+
+
+def _first_wrong(first: Mapping[str, Any], dtype: str) -> str:
+    line = f"First wrong answer: {first['id']}, token {first['token']} is {first['server_id']}, but "
+    if first["target_id"] is None:
+        line += "the answer ended with the stop token before it."
+    else:
+        line += f"the target chooses {first['target_id']}, {first['margin']:.3g} above it."
+        if dtype != "bfloat16" and first["margin"] <= NEAR_TIE["bfloat16"]:
+            line += " That is a near tie in bfloat16: judge a server in bfloat16 with decode.dtype=bfloat16."
+    return f"{line} The server: {first['server_text']}. The target: {first['target_text']}."

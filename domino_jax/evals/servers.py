@@ -1,0 +1,242 @@
+"""A running server asked for greedy answers to prompts, through the API of its engine (docs/serving.md).
+
+The model card of /v1/models names the engine. Four engines read a prompt as token ids and state the ids of the answer;
+any other server is asked with texts, and what it answers is encoded again.
+"""
+
+import http.client
+import json
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Any, NamedTuple
+
+from domino_jax.data.answer_files import AnswerFiles
+from domino_jax.data.chat import TextCodec, closing_token
+from domino_jax.decoding.conversations import AnsweredPrompt, output_row
+from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.runtime.errors import DominoError, first_line
+from domino_jax.runtime.progress import Progress
+
+SECONDS = 600.0  # in which an answer has to come
+COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+)_total\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+class ServerAnswer(NamedTuple):
+    """What a server states. token_ids: None where it states a text alone.  stopped: by a token, not by a limit.
+
+    counts: "rounds", the "drafts" that they offered, and where it is known the rounds that "kept_first", their first
+        draft; None where no acceptance is stated.
+    """
+
+    token_ids: list[int] | None
+    stopped: bool
+    prompt_tokens: int
+    counts: Mapping[str, int] | None
+    text: str = ""
+
+
+def read_completion(raw: dict[str, Any]) -> ServerAnswer:
+    """domino_jax, and vLLM 0.32 and 0.33, which state acceptance with --per-request-spec-decode-metrics=summary."""
+    choice, counts = raw["choices"][0], (raw.get("metrics") or {}).get("speculative_decoding")
+    if counts:
+        rounds, histogram = counts["num_spec_steps"], counts["acceptance_histogram"]
+        counts = {"rounds": rounds, "drafts": counts["num_draft_tokens"], "kept_first": rounds - histogram[0]}
+    return ServerAnswer(
+        choice["token_ids"], choice["finish_reason"] == "stop", raw["usage"]["prompt_tokens"], counts or None
+    )
+
+
+def read_generate(raw: dict[str, Any]) -> ServerAnswer:
+    """SGLang 0.5.23; sglang-jax states no acceptance."""
+    meta, counts = raw["meta_info"], None
+    if "spec_verify_ct" in meta:
+        counts = {"rounds": meta["spec_verify_ct"], "drafts": meta["spec_num_proposed_drafts"]}
+        if histogram := meta.get("spec_correct_drafts_histogram"):
+            counts["kept_first"] = counts["rounds"] - histogram[0]
+    return ServerAnswer(raw["output_ids"], meta["finish_reason"]["type"] == "stop", meta["prompt_tokens"], counts)
+
+
+def read_llama(raw: dict[str, Any]) -> ServerAnswer:
+    """llama.cpp. The prompt's pass emits the first token, each round its accepted drafts and one token more."""
+    timings, counts = raw["timings"], None
+    if "draft_n" in timings:
+        rounds = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
+        counts = {"rounds": rounds, "drafts": timings["draft_n"]}
+    return ServerAnswer(raw["tokens"], raw["stop_type"] != "limit", raw["tokens_evaluated"], counts)
+
+
+def read_text(raw: dict[str, Any]) -> ServerAnswer:
+    """Any server's chat or text completion. If thoughts were taken out of it, the text is not whole: none is read."""
+    choice = raw["choices"][0]
+    message = choice.get("message") or {"content": choice.get("text")}
+    text = "" if message.get("reasoning") or message.get("reasoning_content") else message["content"] or ""
+    return ServerAnswer(None, choice["finish_reason"] == "stop", raw["usage"]["prompt_tokens"], None, text)
+
+
+# The path that is asked with the ids of a prompt, the body of a request, and what reads the answer; by the owned_by of
+# the model card.
+COMPLETIONS = (
+    "/v1/completions",
+    lambda ids, most: {"prompt": ids, "max_tokens": most, "temperature": 0, "return_token_ids": True},
+    read_completion,
+)
+ENGINES = {
+    "domino_jax": COMPLETIONS,
+    "vllm": COMPLETIONS,
+    "sglang": (
+        "/generate",
+        lambda ids, most: {
+            "input_ids": ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": most, "skip_special_tokens": False},
+        },
+        read_generate,
+    ),
+    "llamacpp": (
+        "/completion",
+        lambda ids, most: {"prompt": ids, "n_predict": most, "temperature": 0, "return_tokens": True},
+        read_llama,
+    ),
+}
+
+
+class Server:
+    """A server at a URL.  most: new tokens of an answer.
+
+    Raises:
+        DominoError: nothing answers there, the key is wrong, or none of several models has the name of the target's.
+    """
+
+    def __init__(self, url: str, key: str | None, target_path: str, most: int):
+        self.url, self.most = url, most
+        self.parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        cards, name = self.ask("/v1/models", None, lambda raw: raw["data"]), pathlib.PurePath(target_path).name
+        named = [card for card in cards if pathlib.PurePath(card.get("root") or card["id"]).name == name]
+        if not named and len(cards) != 1:
+            listed = ", ".join(card["id"] for card in cards)
+            raise DominoError(f"{url} serves {listed or 'no model'}, but config.target.path is {target_path}.")
+        card = (named or cards)[0]
+        self.model, self.engine = card["id"], card.get("owned_by")
+        self.facts = {"url": url, "engine": self.engine, "model": self.model}
+
+    def ask(self, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
+        """`read` of the JSON that answers a GET, or a POST of `body` and the model's name. Raises DominoError."""
+        try:
+            return read(json.loads(self.send(path, body and {"model": self.model, **body})))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise DominoError(
+                f"{self.url}{path} answers in another form than docs/serving.md lists ({first_line(error)}); name a"
+                " server of a version that it lists."
+            ) from error
+
+    def send(self, path: str, body: Mapping[str, Any] | None = None) -> str:
+        connect = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
+        path = self.parts.path.rstrip("/").removesuffix("/v1") + path
+        try:
+            connection = connect(self.parts.hostname, self.parts.port, timeout=SECONDS)
+            sent = ("GET", path) if body is None else ("POST", path, json.dumps(body))
+            connection.request(*sent, headers=self.headers)
+            answer = connection.getresponse()
+            status, text = answer.status, answer.read().decode(errors="replace")
+            connection.close()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise DominoError(
+                f"{self.url} does not answer ({first_line(error)}); start the server, or correct --server."
+            ) from error
+        if status in (401, 403):
+            raise DominoError(f"{self.url} refuses the key ({status}); set DOMINO_API_KEY to the key of the server.")
+        if status >= 400:
+            raise DominoError(f"{self.url}: {path} has status {status}: {' '.join(text.split())[:400]}")
+        return text
+
+    def answer(self, prompt: Prompt) -> tuple[ServerAnswer, int | None]:
+        """The answer to a prompt, and the tokens that the server makes of its messages or text; None for ids."""
+        row, ids, known = prompt.row, list(prompt.token_ids), self.engine in ENGINES
+        if known:
+            path, body, read = ENGINES[self.engine]
+            answer = self.ask(path, body(ids, self.most), read)
+            if "token_ids" in row:
+                return answer, None
+        path = "/v1/chat/completions" if "messages" in row else "/v1/completions"
+        body = {key: row[key] for key in ("messages", "prompt", "tools", "chat_template_kwargs") if key in row}
+        body |= {"max_tokens": 1 if known else self.most, "temperature": 0}
+        text = self.ask(path, body if "token_ids" not in row else {**body, "prompt": ids}, read_text)
+        return (answer if known else text), text.prompt_tokens
+
+    def counters(self) -> dict[str, int]:
+        """vLLM's counters, summed over its engines; {} for other servers."""
+        if self.engine != "vllm":
+            return {}
+        counts = {"rounds": 0, "drafts": 0, "kept_first": 0}
+        names = {"drafts": "rounds", "draft_tokens": "drafts", "accepted_tokens_per_pos": "kept_first"}
+        for name, labels, value in COUNTER.findall(self.send("/metrics")):
+            if name in names and ('position="' not in labels or 'position="0"' in labels):
+                counts[names[name]] += int(float(value))
+        return counts
+
+
+def cancel(futures: Iterable[Future]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def ask_prompts(
+    server: Server, prompts: Sequence[Prompt], files: AnswerFiles, answer_row: Callable[..., dict], requests: int
+) -> dict[str, Any]:
+    """Stores answer_row(prompt, *server.answer(prompt)) for each prompt that has no row yet, `requests` at once.
+
+    Returns:
+        The prompts of this call, "ids", with what vLLM's counters gained.
+
+    Raises:
+        DominoError: a prompt is refused or the server ends; the answers so far are kept.
+    """
+    with files.opened() as done:
+        missing = [prompt for prompt in prompts if prompt.id not in done]
+        before, failure = server.counters(), None
+        progress = Progress("server", len(prompts), len(done))
+        with files.appending() as rows, progress, ThreadPoolExecutor(requests) as pool:
+            waiting = {pool.submit(server.answer, prompt): prompt for prompt in missing}
+            try:
+                for future in as_completed(waiting):
+                    error = None if future.cancelled() else future.exception()
+                    if isinstance(error, DominoError):
+                        failure = failure or DominoError(f"prompt {waiting[future].id}: {error}")
+                        cancel(waiting)  # answers on their way are still stored
+                    elif not future.cancelled():
+                        rows.append(answer_row(waiting[future], *future.result()))
+                        progress.advance(1)
+            finally:
+                cancel(waiting)
+        if failure:
+            raise failure
+        files.finish()
+    gained = {name: count - before[name] for name, count in server.counters().items()}
+    return {"ids": [prompt.id for prompt in missing], **gained}
+
+
+def server_row(
+    codec: TextCodec, stop_ids: Sequence[int], prompt: Prompt, answer: ServerAnswer, prompt_tokens: int | None
+) -> dict[str, Any]:
+    """The row of a training, with "server": what it stated, and whether the answer's text was "whole".
+
+    An answer that a token stopped ends with a stop id, so that it is judged whether the target stops there too.
+    """
+    ids, whole = answer.token_ids, True
+    if ids is None:
+        ids = codec.tokenizer(answer.text, add_special_tokens=False)["input_ids"]
+        # U+FFFD is in the place of bytes that are no character.
+        whole = bool(ids) and codec.tokenizer.decode(ids) == answer.text and "\ufffd" not in answer.text
+    if answer.stopped and stop_ids and not (ids and ids[-1] in stop_ids):
+        closing = closing_token(codec.tokenizer)
+        ids = [*ids, closing[1] if closing else stop_ids[0]]
+    generation = Generation(list(ids), [], "stop" if answer.stopped else "length")
+    row = output_row(AnsweredPrompt(prompt, generation), codec, DecodeSettings())  # greedy
+    # The ids of a prompt come back as many as they were, unless the server adds to them.
+    counted = prompt_tokens if answer.prompt_tokens == len(prompt.token_ids) and prompt_tokens else answer.prompt_tokens
+    return {**row, "server": {"prompt_tokens": counted, "counts": answer.counts, "whole": whole}}
