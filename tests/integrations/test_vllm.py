@@ -4,9 +4,11 @@ VLLM_PYTHON names the Python of an environment with vLLM's CPU build (CONTRIBUTI
 tests is looked at. The tests of the head need torch, and only those at the end need the engine.
 """
 
+import ast
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -59,7 +61,9 @@ def draft_there(folder, count, base, z, anchors, table) -> list[list[int]]:
     stored, table = load_file(folder / "model.safetensors"), torch.tensor(np.asarray(table))
     head.load_state_dict({name: torch.tensor(stored[name]) for name in head.state_dict()})
     base, z, anchors = (torch.tensor(np.asarray(array)) for array in (base, z, anchors))
-    return head(base, z, anchors, lambda tokens: table[tokens]).tolist()
+    drafts, corrected = head(base, z, anchors, lambda tokens: table[tokens], keep_logits=True)
+    assert [logits.shape[-1] for logits in corrected] == [min(count or vocab, vocab)] * config.num_drafts
+    return drafts.tolist()
 
 
 def draft_here(models, count, base, z, anchors) -> list[list[int]]:
@@ -118,7 +122,8 @@ def vllm_config(keys=(), sizes=(32, 64), stages=1, **options) -> SimpleNamespace
 
     drafter = model(32, 64, quantization=options.pop("quantization", None))
     drafter.hf_config = SimpleNamespace(to_dict=lambda: raw)
-    fields = {"method": "dflash", "num_speculative_tokens": 8, "draft_sample_method": "greedy"} | options
+    fields = {"method": "dflash", "num_speculative_tokens": 8, "draft_sample_method": "greedy"}
+    fields |= {"use_local_argmax_reduction": False} | options
     return SimpleNamespace(
         model_config=model(*sizes),
         speculative_config=SimpleNamespace(draft_model_config=drafter, **fields),
@@ -137,6 +142,7 @@ def vllm_config(keys=(), sizes=(32, 64), stages=1, **options) -> SimpleNamespace
         ({"method": "draft_model"}, "draft_model.*dflash"),
         ({"draft_sample_method": "probabilistic"}, "probabilistic.*greedy"),
         ({"quantization": "fp8"}, "fp8.*float"),
+        ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction.*Leave the option out"),
         ({"stages": 2}, "pipeline_parallel_size is 2.*tensor_parallel_size"),
         ({"sizes": (32, 65)}, "64.*65"),
     ],
@@ -243,6 +249,86 @@ def decode_in_vllm(plugin, runner, job, scratch) -> dict:
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
     return json.loads((scratch / "answers.json").read_text())
+
+
+def test_the_engines_estimator_of_acceptance_gets_the_corrected_logits(plugin):
+    words = [PYTHON, "-P", ROOT / "tests/helpers/vllm_adaptive.py"]
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(plugin)}
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    sure, best = (np.asarray(found[name]).ravel() for name in ("sure", "best"))
+    assert (0 < sure).all() and (sure < 1).all()  # -1 where it was not called
+    np.testing.assert_array_equal(np.argsort(sure), np.argsort(best))
+
+
+# By class of the engine the methods that ours replace: "calls super" or what the engine's version calls, all of which
+# ours calls too or leaves out for the reason beside it. Another set of calls means that a version expects more.
+GREEDY = "drafts are greedy, and other settings are refused"
+REPLACED = {
+    ("v1/spec_decode/dflash.py", "DFlashProposer"): {"__init__": "calls super", "set_inputs_first_pass": "calls super"},
+    ("v1/spec_decode/llm_base_proposer.py", "SpecDecodeBaseProposer"): {
+        "_sample_draft_tokens": {
+            "_greedy_sample": "argmax of the base logits: ours is the head's",
+            "model.compute_logits": "called",
+            "_sample_from_logits": GREEDY,
+            **dict.fromkeys(
+                ("vocab_mapping.constrain_draft_logits", "vocab_mapping.map_draft_to_target_ids"),
+                "a drafter with another vocabulary is refused",
+            ),
+        }
+    },
+    ("v1/worker/gpu/spec_decode/dflash/speculator.py", "DFlashSpeculator"): {
+        "__init__": "calls super",
+        "_generate_draft": {"_run_model": "called", "sample_draft": "replaced, see below"},
+    },
+    ("v1/worker/gpu/spec_decode/speculator.py", "DraftModelSpeculator"): {
+        "sample_draft": {
+            "compute_draft_logits": "by model.compute_logits",
+            "get_draft_top_tokens": "use_local_argmax_reduction is refused",
+            "_maybe_predict_acceptance": "called",
+            "draft_watermarker.sample": GREEDY,
+        }
+    },
+}
+
+
+def calls_of(path, class_name, method) -> set[str]:
+    """What a method calls of its object, as "name" or "attribute.name"."""
+    [body] = [node for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == class_name]
+    [function] = [node for node in body.body if getattr(node, "name", "") == method]
+    texts = [ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+    called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    called |= {text for text in texts if text.endswith(".sample")}  # chosen first, called later
+    return {name.removeprefix("self.") for name in called if name.startswith("self.")}
+
+
+def test_every_method_of_the_engine_that_ours_replaces_calls_what_is_known():
+    # Of the installed sources, so that no engine has to run.
+    question = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
+    ran = subprocess.run([PYTHON, "-P", "-c", question], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        pytest.skip(f"{PYTHON} has no vllm; VLLM_PYTHON names one that has")
+    folder = pathlib.Path(ran.stdout.strip())
+    ours = ast.parse((PLUGIN / "domino_vllm" / "proposer.py").read_text())
+    replaced = {
+        (node.name, method.name)
+        for node in ours.body
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+    }
+    assert replaced == {
+        ("DominoProposer", "__init__"),
+        ("DominoProposer", "set_inputs_first_pass"),
+        ("DominoProposer", "_sample_draft_tokens"),
+        ("DominoSpeculator", "__init__"),
+        ("DominoSpeculator", "_generate_draft"),
+    }
+    for (path, class_name), methods in REPLACED.items():
+        for method, known in methods.items():
+            if known != "calls super":
+                assert calls_of(folder / path, class_name, method) == set(known), method
 
 
 CHUNKED = {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}

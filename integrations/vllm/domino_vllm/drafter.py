@@ -79,6 +79,10 @@ def check_options(vllm_config: Any) -> HeadConfig:
             f"num_speculative_tokens is {drafts}, but this drafter's block gives at most {config.num_drafts} drafts.",
         ),
         (method != "greedy", f'draft_sample_method is "{method}", but Domino drafts are greedy. Leave the option out.'),
+        (
+            options.use_local_argmax_reduction,
+            "use_local_argmax_reduction is on, but Domino's head needs the logits. Leave the option out.",
+        ),
         (drafter.quantization, f"The drafter is quantised ({drafter.quantization}), but Domino needs float weights."),
         (stages > 1, f"pipeline_parallel_size is {stages}, but Domino needs one stage. Use tensor_parallel_size."),
         (

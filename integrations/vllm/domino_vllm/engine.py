@@ -26,6 +26,7 @@ USED = {
     f"{SPECULATOR}.__init__": ("self", "vllm_config", "device"),
     f"{SPECULATOR}._generate_draft": ("self", "num_reqs", "num_tokens_padded", *METADATA),
     f"{SPECULATOR}._run_model": ("self", "num_tokens", *METADATA),
+    f"{SPECULATOR}._maybe_predict_acceptance": ("self", "logits", "idx_mapping", "draft_step"),
 }
 
 

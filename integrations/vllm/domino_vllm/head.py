@@ -40,9 +40,15 @@ class Head(nn.Module):
         self.embed_proj = nn.Sequential(down, nn.SiLU(), up).requires_grad_(False)
 
     def forward(
-        self, base: torch.Tensor, z: torch.Tensor, anchors: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        """Greedy drafts int64 [B, M], each given the ones before it.
+        self,
+        base: torch.Tensor,
+        z: torch.Tensor,
+        anchors: torch.Tensor,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        keep_logits: bool = False,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Greedy drafts int64 [B, M], each given the ones before it, and with keep_logits the M corrected logits,
+        float32 [B, Q] or [B, V].
 
         Unrolled and without reads on the host, so that a CUDA graph can hold it.
 
@@ -55,7 +61,7 @@ class Head(nn.Module):
         down_h = down.weight[:, z.shape[-1] :]
         best, tokens = base.topk(self.candidates, dim=-1) if self.candidates else (base, None)
         state = torch.zeros(len(anchors), state_size, dtype=torch.float32, device=z.device)
-        token, drafts = anchors, []
+        token, drafts, corrected = anchors, [], []
         for slot in range(z.shape[1]):
             state, logits = self.prefix_gru(state, embed(token)), best[:, slot].float()
             if slot >= self.prefix:
@@ -68,4 +74,5 @@ class Head(nn.Module):
             place = logits.argmax(dim=-1)
             token = place if tokens is None else tokens[:, slot].gather(1, place[:, None])[:, 0]
             drafts.append(token)
-        return torch.stack(drafts, dim=1)
+            corrected += [logits] * keep_logits
+        return torch.stack(drafts, dim=1), corrected

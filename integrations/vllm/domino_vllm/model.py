@@ -38,7 +38,9 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):
                 raise Unsupported(f"The drafter's {name} is {shape}, and its config.json states {tuple(leaf.shape)}.")
         self.head.load_state_dict(stored)
 
-    def roll_out(self, z: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """The slots that predict [B, M, D] after anchors [B] → greedy drafts [B, M]."""
+    def roll_out(
+        self, z: torch.Tensor, anchors: torch.Tensor, keep_logits: bool = False
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Head.forward for the slots that predict, [B, M, D], after anchors [B]."""
         base = self.compute_logits(z.flatten(0, 1)).unflatten(0, z.shape[:2])
-        return self.head(base, z, anchors, self.embed_input_ids)
+        return self.head(base, z, anchors, self.embed_input_ids, keep_logits)

@@ -53,7 +53,7 @@ class DominoProposer(DFlashProposer):
         drafts = self.num_speculative_tokens
         rows, slots = len(hidden_states) // drafts, drafts + (not self.head_config.shift_label)
         anchors = self.input_ids[: rows * slots : slots]
-        return self.model.roll_out(hidden_states.unflatten(0, (rows, drafts)), anchors).flatten(), None
+        return self.model.roll_out(hidden_states.unflatten(0, (rows, drafts)), anchors)[0].flatten(), None
 
 
 class DominoSpeculator(DFlashSpeculator):
@@ -72,7 +72,12 @@ class DominoSpeculator(DFlashSpeculator):
         drafts, slots = self.num_speculative_steps, self.num_query_per_req
         z = hidden_states[self.sample_indices[: num_reqs * drafts]].unflatten(0, (num_reqs, drafts))
         anchors = self.input_buffers.input_ids[: num_reqs * slots : slots]
-        self.draft_tokens[:num_reqs] = self.model.roll_out(z, anchors)
+        adaptive = self.acceptance_estimator is not None  # enable_adaptive_verification
+        self.draft_tokens[:num_reqs], corrected = self.model.roll_out(z, anchors, keep_logits=adaptive)
+        if adaptive:
+            # Of the candidates alone where they are chosen, as the engine's DFlash2 does.
+            count, logits = num_reqs * drafts, torch.stack(corrected, dim=1).flatten(0, 1)
+            self._maybe_predict_acceptance(logits, self.sample_idx_mapping[:count], self.sample_col[:count])
 
 
 def make_instead(engine_class: type, domino_class: type) -> None:
