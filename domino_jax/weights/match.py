@@ -11,7 +11,7 @@ from domino_jax.weights.safetensors_file import FLOATS
 
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
-_FUSED = ".experts.gate_up_proj"
+_FUSED = (".experts.gate_up_proj", ".gate_up_proj.", ".qkv_proj.")  # transformers in memory, servers
 _MLX = (".switch_mlp.", ".biases")
 # Endings of tensors that make quantized matrices in formats which are not read.
 _SMALL = ("F8_E4M3", "F8_E5M2", "I8", "U8", "U32")  # types of such matrices; MLX has the last
@@ -63,15 +63,16 @@ def _other_format(tensors: hf.Tensors, floating: list[str], unknown: list[str], 
     floating: tensors that have to be floating.  unknown: names that are in no table.
     """
     quantized = [name for name in floating if tensors[name].dtype in _SMALL]
-    if fused := [name for name in unknown if _FUSED in name]:
+    if fused := [name for name in unknown if any(part in name for part in _FUSED)]:
+        several = "all experts of a layer" if ".experts." in fused[0] else "several matrices"
         return (
-            f"all experts of a layer are in one tensor ({fused[0]}), and they are read from separate ones. Use the"
-            " folder that the model's authors published."
+            f"{several} are fused into one tensor ({fused[0]}), and they are read from separate ones. Use the folder"
+            " that the model's authors published."
         )
     if mlx := [name for name in unknown if any(part in name for part in _MLX)]:
         return f"{mlx[0]} is a tensor of MLX, whose folders are not read. {instead}"
-    if routers := [name for name in quantized if name.endswith(f".mlp.{ROUTER}.weight")]:
-        return f"the router {routers[0]} is quantized ({tensors[routers[0]].dtype}), and it must be floating. {instead}"
-    for name in (*quantized, *(name for name in unknown if name.endswith(_PACKED))):
-        return f"{name} is part of a quantized matrix ({tensors[name].dtype}), where a floating one is read. {instead}"
+    quantized += [name for name in unknown if name.endswith(_PACKED)]
+    for name in sorted(quantized, key=lambda name: f".mlp.{ROUTER}." not in name):  # routers first
+        part = "router" if f".mlp.{ROUTER}." in name else "matrix"
+        return f"the {part} {name} is quantized ({tensors[name].dtype}), and it must be floating. {instead}"
     return None

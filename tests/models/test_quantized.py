@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.head import SplitLinear
 from domino_jax.method.heads.domino import GRU
 from domino_jax.models import quantized
-from domino_jax.models.layers import Linear
+from domino_jax.models.layers import Linear, SplitLinear
 
 
 def matrix(inputs: int, outputs: int, seed: int = 0) -> jax.Array:

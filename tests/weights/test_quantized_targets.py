@@ -213,12 +213,41 @@ def mlx_matrices(tensors: dict, part: str) -> dict:
     return small
 
 
+def packed_router(tensors: dict) -> dict:
+    """A router in four bits."""
+    name = next(name for name in tensors if name.endswith("mlp.gate.weight"))
+    rest = {key: tensor for key, tensor in tensors.items() if key != name}
+    return rest | {name.replace("weight", "weight_packed"): np.zeros((4, 16), np.int32)}
+
+
+def fused_projections(tensors: dict) -> dict:
+    """Queries, keys and values in one tensor, as servers have them in memory."""
+    kinds = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+    return {
+        name.replace("q_proj", "qkv_proj"): tensor for name, tensor in tensors.items() if not name.endswith(kinds[1:])
+    }
+
+
 OTHER_WRITERS = {
-    "fused experts": ("moe/every_layer", fused_experts, "all experts of a layer are in one tensor"),
-    "a router": ("moe/every_layer", lambda part: with_quantized_matrices(part, "mlp.gate."), "the router .* quantized"),
-    "no key": ("untied_noshift/target", lambda part: with_quantized_matrices(part, "up_proj"), r"up_proj.* \(F8_E4M3"),
+    "fused projections": ("untied_noshift/target", fused_projections, "several matrices are fused into one tensor"),
+    "a packed router": ("moe/every_layer", packed_router, "the router .* is quantized"),
+    "fused experts": ("moe/every_layer", fused_experts, "all experts of a layer are fused into one tensor"),
+    "a router": (
+        "moe/every_layer",
+        lambda part: with_quantized_matrices(part, "mlp.gate."),
+        "the router .* is quantized",
+    ),
+    "no key": (
+        "untied_noshift/target",
+        lambda part: with_quantized_matrices(part, "up_proj"),
+        r"up_proj.* \(F8_E4M3\)",
+    ),
     "MLX": ("untied_noshift/target", lambda part: mlx_matrices(part, "mlp"), "is a tensor of MLX"),
-    "a drafter": ("untied_noshift/drafter", lambda part: with_quantized_matrices(part, "mlp"), "quantized matrix"),
+    "a drafter": (
+        "untied_noshift/drafter",
+        lambda part: with_quantized_matrices(part, "mlp"),
+        "the matrix .* is quantized",
+    ),
     "MLX drafter": ("untied_noshift/drafter", lambda part: mlx_matrices(part, "self_attn"), "is a tensor of MLX"),
 }
 
@@ -234,7 +263,7 @@ def test_tensors_of_other_writers_are_refused_by_what_they_are(tmp_path, case):
         else:
             load_target(folder, "float32")
     assert len(str(error.value).splitlines()) == 1
-    if "experts" not in case:
+    if "fused" not in case:
         assert ("draft_weights=int8" if "drafter" in case else "target.quantize=int8") in str(error.value)
 
 

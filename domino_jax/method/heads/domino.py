@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from domino_jax.method.config import CURRICULUM, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, SplitLinear
-from domino_jax.models.layers import Matrix, in_use, multiply
+from domino_jax.method.head import Head
+from domino_jax.models.layers import Matrix, SplitLinear, in_use, multiply
 from domino_jax.models.shapes import Hidden
 
 

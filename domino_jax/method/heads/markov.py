@@ -15,10 +15,10 @@ import optax
 from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import number, read_key, read_switch, section
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, SplitLinear
+from domino_jax.method.head import Head
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
-from domino_jax.models.layers import Matrix, multiply
+from domino_jax.models.layers import Matrix, SplitLinear, multiply
 from domino_jax.models.shapes import Hidden
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")

@@ -16,10 +16,10 @@ from domino_jax.method.blocks import position_decay
 from domino_jax.method.config import BLOCKS, DrafterConfig
 from domino_jax.method.config_keys import integer, read_key, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
-from domino_jax.method.head import Head, SplitLinear
+from domino_jax.method.head import Head
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, total_variation
 from domino_jax.method.sliced_loss import SlicedForward, Sums
-from domino_jax.models.layers import Linear
+from domino_jax.models.layers import Linear, SplitLinear
 from domino_jax.models.shapes import Hidden, Logits
 
 log = logging.getLogger(__name__)
