@@ -41,6 +41,7 @@ from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import barrier, refuse_differences
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.journal import Journal
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import target_identity
@@ -119,7 +120,7 @@ def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
 
     The devices that divide the key/value heads split the weights; the others share the rows of a batch.
     """
-    devices, kv_heads = process_devices(), read_target_config(path).num_key_value_heads
+    kv_heads, devices = read_target_config(path).num_key_value_heads, process_devices()
     tensor = math.gcd(len(devices), kv_heads)
     data = math.gcd(len(devices) // tensor, batch_size)
     if data * tensor == 1:
@@ -187,7 +188,7 @@ def regenerate_rows(
 
 def cut_answers(files: AnswerFiles) -> str:
     """How many of the answers max_new_tokens ended, for a message."""
-    return f", {files.cut} of them cut by regenerate.max_new_tokens" if files.cut else ""
+    return f", {files.cut} of them cut by max_new_tokens" if files.cut else ""
 
 
 def first_turns(
@@ -248,7 +249,7 @@ def answer(
     say(f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
     tokens, rate = 0, "starting"
-    with files.appending() as rows, Progress("regenerate", before + missing, before) as progress:
+    with Journal(files.part) as rows, Progress("regenerate", before + missing, before) as progress:
         for queue in work:
 
             def show(finished: int, size: int = len(queue), rate: str = rate) -> None:

@@ -10,16 +10,17 @@ process died and how many processes continue. The merged file replaces OUTPUT in
 
 import contextlib
 import dataclasses
+import glob
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from domino_jax.data.prompts import parse_row
 from domino_jax.runtime.differences import differences, refuse
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote, replacing
-from domino_jax.runtime.journal import Journal, locked, whole_lines
+from domino_jax.runtime.journal import locked, whole_lines
 from domino_jax.runtime.json_files import read_json, write_json
 
 
@@ -61,7 +62,7 @@ class RowBytes(NamedTuple):
 
 
 class AnswerFiles:
-    """The files of one output. All processes make the same calls in the same order: opened, appending, finish.
+    """The files of one output. All processes make the same calls in the same order: opened, then finish.
 
     While opened() runs, each process holds a lock on its file, and the first process also on every file that is not
     this run's, so that no other run changes them.
@@ -74,17 +75,15 @@ class AnswerFiles:
         self.origin = dict(origin)
         self.processes = processes
         self.meta = output.with_name(output.name + ".meta.json")
-        self.part = self._part(processes.index)
+        self.part = self._part(processes.index)  # the file of this process
         self.cut = 0  # answers that the limit of tokens cut, once the first process has counted them
 
     def is_finished(self) -> bool:
         """Whether the output holds every row in order already, of the same origin; changes nothing."""
-        if self.parts() or not self.output.is_file() or not self.output.stat().st_size:
+        if self.files() != [self.output] or not self.output.stat().st_size:
             return False
         self.check_origin()
-        rows = find_rows([self.output])
-        self.cut = sum(row.cut for row in rows.values())
-        return list(rows) == list(self.ids)
+        return self._in_order(find_rows([self.output]))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[set[str]]:
@@ -110,10 +109,6 @@ class AnswerFiles:
             return self.output
         return self.output.with_name(f"{self.output.name}.part-{index}-of-{self.processes.count}.jsonl")
 
-    def appending(self) -> Journal:
-        """The file of this process."""
-        return Journal(self.part)
-
     def finish(self) -> None:
         """Waits for all processes' rows and makes OUTPUT of them, in the order of the prompts."""
         self.processes.barrier("regenerate-answered")
@@ -122,30 +117,30 @@ class AnswerFiles:
         self.processes.barrier("regenerate-merged")
 
     def merge(self) -> None:
-        rows = find_rows(self.files())
+        files = self.files()
+        rows = find_rows(files)
         missing = [name for name in self.ids if name not in rows]
         if missing:
             raise DataError(
                 f"{self.output}: {len(missing)} of {len(self.ids)} rows are in none of its parts, {missing[0]} for one."
                 "\nAll processes have to see the same folder; give an --output that they share, and run it again."
             )
-        self.cut = sum(rows[name].cut for name in self.ids)
-        parts = self.parts()
-        if parts or list(rows) != list(self.ids):
+        if not self._in_order(rows) or files != [self.output]:
             with replacing(self.output) as fresh:
                 copy_rows(fresh, [rows[name] for name in self.ids])
-        for part in parts:
-            part.unlink()
+        for file in files:
+            if file != self.output:
+                file.unlink()
 
-    def parts(self) -> list[Path]:
-        """The part files of this output, of any number of processes."""
-        name = re.compile(re.escape(self.output.name) + r"\.part-\d+-of-\d+\.jsonl")
-        folder = self.output.parent
-        return sorted(path for path in folder.iterdir() if name.fullmatch(path.name)) if folder.is_dir() else []
+    def _in_order(self, rows: Mapping[str, RowBytes]) -> bool:
+        """Whether these are all rows in their order; counts those that were cut."""
+        self.cut = sum(rows[name].cut for name in self.ids if name in rows)
+        return list(rows) == list(self.ids)
 
     def files(self) -> list[Path]:
-        """The output, when it exists, and its parts."""
-        return [*([self.output] if self.output.exists() else []), *self.parts()]
+        """The output, when it exists, and its parts, of any number of processes."""
+        parts = self.output.parent.glob(f"{glob.escape(self.output.name)}.part-*-of-*.jsonl")
+        return [*([self.output] if self.output.exists() else []), *sorted(parts)]
 
     def check_origin(self) -> None:
         """Refuses to add to rows of another origin."""
@@ -169,15 +164,11 @@ def find_rows(files: Collection[Path]) -> dict[str, RowBytes]:
     for path in files:
         seen: set[str] = set()
         for line in whole_lines(path):
-            try:
-                row = line.parse()
-            except ValueError as error:
-                raise DataError(f"{path}:{line.number}: the line is not a JSON object ({error}). Remove it.") from error
-            name = row["id"] if isinstance(row, dict) and "id" in row else None
+            row = parse_row(line.text, f"{path}:{line.number}")
+            name, cut = row.get("id"), row.get("finish_reason") == "length"
             if name in seen or not isinstance(name, str):
                 raise DataError(f"{path}:{line.number}: the id {name!r} is missing or there twice; remove the line.")
             seen.add(name)
-            cut = row.get("finish_reason") == "length"
             rows.setdefault(name, RowBytes(path, line.start, len(line.text), cut))
     return rows
 
@@ -187,8 +178,8 @@ def copy_rows(path: Path, rows: Sequence[RowBytes]) -> None:
     with contextlib.ExitStack() as stack:
         sources = {source: stack.enter_context(source.open("rb")) for source in {row.file for row in rows}}
         out = stack.enter_context(path.open("wb"))
-        for source, start, size, _ in rows:
-            sources[source].seek(start)
-            out.write(sources[source].read(size))
+        for row in rows:
+            sources[row.file].seek(row.start)
+            out.write(sources[row.file].read(row.size))
         out.flush()
         os.fsync(out.fileno())
