@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import read_jsonl
+from domino_jax.data.prompts import parse_row, read_jsonl
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.conversations import AnsweredPrompt, output_row
 from domino_jax.decoding.generate import Generation
@@ -54,14 +54,16 @@ class RunFiles:
     def _begin(self, run: Mapping[str, Any], restart: bool) -> None:
         """Takes over the whole groups of earlier starts and removes what follows them, in both files."""
         self.records: list[dict[str, Any]] = []
-        lines = [(line.parse(), line.end) for line in whole_lines(self.folder / PROGRESS)]
-        if not lines or (restart and lines[0][0]["run"] != run):
+        path = self.folder / PROGRESS
+        lines = [(parse_row(line.text, f"{path}:{line.number}"), line.end) for line in whole_lines(path)]
+        before = lines[0][0].get("run", {}) if lines else None
+        if before is None or (restart and before != run):
             self._progress.truncate(0)
             self._generations.truncate(0)
             self._progress.append({"run": run})
             return
-        (first, end), *groups = lines
-        refuse_other_run(self.folder, first["run"], run)
+        (_, end), *groups = lines
+        refuse_other_run(self.folder, before, run)
         there, size = (self.folder / GENERATIONS).stat().st_size, 0
         for record, after in groups:
             if record["bytes"] > there:
