@@ -105,9 +105,6 @@ def _train() -> Section:
         # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is
         # trained.
         frozen_backbone=Key(str),
-        # What a domino or markov head reads in training. text: the tokens of the text. drafts: its own greedy drafts,
-        # as when it decodes (training-time test).
-        head_tokens=Key("text", choices=("text", "drafts")),
         lambda_start=Key(1.0, least=0, most=1),
         lambda_decay_ratio=Key(1.0, least=0),  # share of the run over which λ falls to 0; inf: λ stays
         optimizer=Key("adamw", choices=("adamw", "muon"), shape=True),

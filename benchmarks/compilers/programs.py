@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from domino_jax.forecast import dry_run
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
+from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
@@ -29,6 +29,7 @@ from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.sizes import device_bytes
+from domino_jax.weights.draft_storage import rows_together
 from domino_jax.weights.loading import in_draft_type
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, read_scheme
 

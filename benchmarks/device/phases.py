@@ -22,7 +22,6 @@ from benchmarks.device.random_models import decoding_models, state_of, target_co
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
-from domino_jax.method.drafter import rows_together
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import gpu_attention
@@ -31,6 +30,7 @@ from domino_jax.models.cache import block_mask
 from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED
 from domino_jax.training.flops import peak_flops
+from domino_jax.weights.draft_storage import rows_together
 from domino_jax.weights.draft_vocab import with_draft_vocab
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, SECTION, read_scheme
 

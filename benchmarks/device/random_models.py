@@ -14,13 +14,14 @@ import numpy as np
 
 from domino_jax.decoding.generate import Generator
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.drafter import init_drafter_params, rows_together
+from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import CONFIGS, new_drafter
 from domino_jax.method.loop import DecodeState, Prompts
 from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.weights.draft_storage import rows_together
 from domino_jax.weights.quantization import Scheme
 from domino_jax.weights.target import Sharding, read_target_config, target_shapes
 

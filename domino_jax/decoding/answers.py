@@ -22,7 +22,7 @@ from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request, recorded_request
-from domino_jax.method.exact import OF_ANCHORS, Accepted, Choice, accepted_drafts, behind_choice
+from domino_jax.method.exact import OF_ANCHORS, Accepted, Choice, accepted_drafts, target_choice
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
 from domino_jax.models import sharding
@@ -143,7 +143,7 @@ class AnswerPasses:
         self.rows = -(-min(rows, len(packs)) // parts) * parts
         choices = {"kind": self.kind, "slice_blocks": slice_blocks}
         self.judge = jax.jit(functools.partial(accepted_drafts, settings=settings, **choices), out_shardings=everywhere)
-        self.check = jax.jit(functools.partial(behind_choice, **choices), out_shardings=everywhere)
+        self.check = jax.jit(functools.partial(target_choice, **choices), out_shardings=everywhere)
 
     @property
     def digest(self) -> str:

@@ -68,7 +68,7 @@ def scale(x: jax.Array, factor: float) -> jax.Array:
 
 
 def transformed_logits(logits: Logits, config: DrafterConfig) -> Logits:
-    """The drafter's logits from those of the lm_head: scaled by output_multiplier m, then capped at ±c.
+    """The drafter's logits: the lm_head's, scaled by output_multiplier m and then capped at ±c.
 
     c·tanh(m·l / c) with the c of final_logit_softcapping, m·l without one.
     """
@@ -160,7 +160,7 @@ def _attend_blocks(
 
 
 def _context_mask(anchors, starts, keep, length: int, slots: int, window: int | None, sink: int) -> jax.Array:
-    """What A blocks of G slots read of the context: bool [B, A, G, S]."""
+    """Marks the context keys that A blocks of G slots read: bool [B, A, G, S]."""
     key_position = jnp.arange(length)
     before = (key_position < anchors[..., None]) & (key_position >= starts[..., None])
     mask = jnp.broadcast_to(before[:, :, None], (*anchors.shape, slots, length))

@@ -79,7 +79,7 @@ def block_tokens(tokens: Tokens, anchors: jax.Array, keep: jax.Array, block_size
     return jnp.concatenate([first[:, :, None], masks], axis=-1)
 
 
-def labels_and_weights(
+def labels_and_mask(
     tokens: Tokens,
     loss_mask: jax.Array,
     anchors: jax.Array,

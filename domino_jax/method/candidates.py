@@ -18,16 +18,16 @@ from domino_jax.models.shapes import Logits
 class Candidates(NamedTuple):
     """The choices at each of M slots. Letters: N tokens that can be drafted, all V without a draft vocabulary.
 
-    tokens: int32 [B, M, Q]; None: the whole vocabulary in its order, Q = V.
+    token_ids: int32 [B, M, Q], the target's; None: the whole vocabulary in its order, Q = V.
     logits: float32 [B, M, Q], their base logits.
     noise: float32 [B, M, Q], the target's for these tokens at their positions; None for a draft that shares none.
-    columns: int32 [B, M, Q], best first, of the head's last matrix [E, N]; None: all N in their order.
+    vocab_ids: int32 [B, M, Q], places in the draft vocabulary, best first; None: all N in their order.
     """
 
-    tokens: jax.Array | None
+    token_ids: jax.Array | None
     logits: jax.Array
     noise: jax.Array | None = None
-    columns: jax.Array | None = None
+    vocab_ids: jax.Array | None = None
 
 
 def pick_candidates(base: Logits, count: int, draft_tokens: Sequence[int] = ()) -> Candidates:
@@ -35,17 +35,17 @@ def pick_candidates(base: Logits, count: int, draft_tokens: Sequence[int] = ()) 
 
     draft_tokens: the N ids of a draft vocabulary; empty: all tokens.
     """
-    logits, columns = largest(base, min(count, base.shape[-1])) if count else (base, None)
+    logits, vocab_ids = largest(base, min(count, base.shape[-1])) if count else (base, None)
     if not len(draft_tokens):
-        return Candidates(columns, logits, columns=columns)
-    tokens = jnp.asarray(draft_tokens)
-    tokens = jnp.broadcast_to(tokens, base.shape) if columns is None else tokens[columns]
-    return Candidates(tokens, logits, columns=columns)
+        return Candidates(vocab_ids, logits, vocab_ids=vocab_ids)
+    token_ids = jnp.asarray(draft_tokens)
+    token_ids = jnp.broadcast_to(token_ids, base.shape) if vocab_ids is None else token_ids[vocab_ids]
+    return Candidates(token_ids, logits, vocab_ids=vocab_ids)
 
 
 def with_noise(candidates: Candidates, keys: jax.Array, positions: jax.Array, vocab: int) -> Candidates:
     """The candidates with the target's noise at absolute positions int32 [B, M]; keys [B], one per request."""
     noise = position_noise(keys, positions, vocab)
-    if candidates.tokens is not None:
-        noise = jnp.take_along_axis(noise, candidates.tokens, axis=-1)
+    if candidates.token_ids is not None:
+        noise = jnp.take_along_axis(noise, candidates.token_ids, axis=-1)
     return candidates._replace(noise=noise)

@@ -37,9 +37,9 @@ from domino_jax.models.qwen3 import Qwen3Config
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 # Keys of the recipe that not all drafters read: about blocks, and about Domino's curriculum.
-BLOCKS = ("num_layers", "intermediate_size", "block_size", "conv_kernel_size", "shift_label", "sliding_window")
-BLOCKS += ("sliding_layers", "target_layer_ids", "mask_token_id", "num_anchors", "remat", "loss", "gamma")
-CURRICULUM = ("lambda_start", "lambda_decay_ratio")
+BLOCK_KEYS = ("num_layers", "intermediate_size", "block_size", "conv_kernel_size", "shift_label", "sliding_window")
+BLOCK_KEYS += ("sliding_layers", "target_layer_ids", "mask_token_id", "num_anchors", "remat", "loss", "gamma")
+LAMBDA_KEYS = ("lambda_start", "lambda_decay_ratio")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     pure_draft_prefix_len = 0  # first drafts of a block that the head leaves as they are; a field of Domino's
     head, title, known_by = "none", "DFlash", ("DFlash", "Domino", "DSpark")
     tensor_names = {"backbone.": ""}
-    reads = (*BLOCKS, "dpace_alpha")
+    reads = (*BLOCK_KEYS, "dpace_alpha")
 
     @property
     def first_slot(self) -> int:

@@ -64,7 +64,7 @@ def _first_tap(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax
 class ConvolvedLayer(DecoderLayer):
     """A decoder layer of the backbone with convolutions before and after attention and MLP.
 
-    Only rows of blocks are convolved: keys and values of the context are those of a plain layer.
+    It convolves rows of blocks only, and makes keys and values of the context as a plain layer does.
     """
 
     config: DrafterConfig

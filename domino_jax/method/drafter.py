@@ -12,10 +12,7 @@ from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import TargetRows
 from domino_jax.models.cache import Cache, append, block_mask, init_cache, slots_of
 from domino_jax.models.decoder_layer import cache_attention
-from domino_jax.models.quantized import is_quantized, quantize, transposed
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
-
-MATRICES = ("kernel", "weight_ih", "weight_hh")  # names of the parameters that layers.multiply takes
 
 
 class Drafter(nn.Module):
@@ -74,7 +71,7 @@ class Drafter(nn.Module):
     def block_hidden(
         self, context: Cache, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
     ) -> Hidden:
-        """z [B, A, G, D] of all blocks; the arguments are those of the forward, with `context_of` features."""
+        """Computes z [B, A, G, D] of all blocks; the forward declares the arguments, `context_of` makes the context."""
         batch, blocks, slots, width = x.shape
         starts, first = None, anchors
         if positions is not None:
@@ -90,7 +87,7 @@ class Drafter(nn.Module):
         return z.reshape(batch, blocks, slots, width)
 
     def example(self) -> tuple:
-        """What `init` traces."""
+        """Arguments with which `init` traces the forward."""
         c = self.config
         features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
         block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
@@ -127,40 +124,3 @@ def init_drafter_params(drafter: Any, key: jax.Array) -> dict:
     """Fresh float32 parameters of a drafter of any kind: normal(0, 0.02) linears, ones for norms, torch's uniform for
     the GRU, zeros for blocks that start as the identity."""
     return drafter.init(key, *drafter.example())["params"]
-
-
-def rows_together(params: dict) -> dict:
-    """A drafter's parameters as decoding stores them: the head's last matrix as up/rows [V, E], not up/kernel [E, V].
-
-    A draft reads the rows of its candidates (Head.rows). The compiler for TPUs would copy the whole matrix into this
-    order in every round. A layout of [E, V] with that order is not enough: the compiler for GPUs copies it back before
-    the loop of rounds. On a CPU nothing changes.
-
-    Args:
-        params: arrays, or shapes with their shardings, the head whole on every device.
-    """
-    if "head" not in params:
-        return params
-    kernel = params["head"]["up"]["kernel"]
-    values = kernel["q"] if is_quantized(kernel) else kernel
-    if any(device.platform == "cpu" for device in values.sharding.device_set):
-        return params
-    if isinstance(values, jax.ShapeDtypeStruct):
-        rows = jax.ShapeDtypeStruct(values.shape[::-1], values.dtype, sharding=values.sharding)
-        rows = {**kernel, "q": rows} if is_quantized(kernel) else rows
-    else:
-        rows = jax.jit(transposed)(kernel)
-    return {**params, "head": {**params["head"], "up": {"rows": rows}}}
-
-
-def quantized_matrices(params: dict) -> dict:
-    """A drafter's parameters with all matrices of its products in int8, one scale for each output channel.
-
-    Tables of tokens, of which a draft reads single rows, stay as they are.
-    """
-
-    def convert(path: tuple, leaf: Any) -> Any:
-        rounded = path[-1].key in MATRICES and not is_quantized(leaf) and leaf.ndim == 2
-        return jax.jit(quantize, static_argnums=1)(leaf, "int8") if rounded else leaf
-
-    return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_quantized)

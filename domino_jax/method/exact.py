@@ -1,4 +1,4 @@
-"""How many drafts a decoding would accept from every place of an answer that the target has given, by one pass.
+"""One pass counts the drafts that a decoding would accept from every place of an answer of the target.
 
 The target's choice after a prefix does not depend on the drafter (docs/method.md). So for a given answer the accepted
 drafts of a round that starts at a place are a fixed number, and the rounds of a decoding are a walk over these numbers
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from domino_jax.method import blocks
 from domino_jax.method.pair import Pair
-from domino_jax.method.propose import predicting_logits, roll_out_head, slot_candidates
+from domino_jax.method.propose import Places, predicting_logits, roll_out_head, slot_candidates
 from domino_jax.method.rollout import GREEDY, Drafted, choose_scored_drafts
 from domino_jax.method.sampling import RowSampling, Sampling, choice_values, position_noise, request_keys
 from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
@@ -45,23 +45,10 @@ class Accepted(NamedTuple):
     log_q: jax.Array
 
 
-class Places(NamedTuple):
-    """The part of a DecodeState that a draft reads, for R rounds that begin at places of given texts; all arrays [R].
-
-    anchors, before: the tokens there and before.  lengths: the anchors' positions.  keys: of the requests' noise.
-    """
-
-    anchors: jax.Array
-    before: jax.Array
-    lengths: jax.Array
-    keys: jax.Array | None
-    sampling: Sampling
-
-
 def accepted_drafts(
     models: Pair, batch: Batch, settings: DraftSettings, kind: SamplingKind, slice_blocks: int = BLOCKS
 ) -> Accepted:
-    """What rounds from every anchor accept, with all drafts of a round or settings.num_drafts where that is more.
+    """Counts the drafts that a round from each anchor accepts, with all of its drafts or settings.num_drafts if more.
 
     Args:
         settings: of a chain.  kind: of all requests.
@@ -102,8 +89,8 @@ class Choice(NamedTuple):
     token: jax.Array
 
 
-def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> Choice:
-    """What the target would choose at each anchor, given the text before it.
+def target_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> Choice:
+    """Computes the choice of the target at each anchor, given the text before it.
 
     Rounding explains a near tie (docs/method.md); where the margin is more, the answer is not this target's for this
     request. The drafter is not read.
@@ -112,10 +99,10 @@ def behind_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: 
     gathered = models.with_gathered_head()
 
     def judge(here: Batch) -> Choice:
-        at, shape = _places(batch, here, kind), here["anchors"].shape
+        (at, sampling), shape = _places(batch, here, kind), here["anchors"].shape
         logits = gathered.unembed(_before(hidden, here)[:, None])
         noise = None if kind.greedy else position_noise(at.keys, at.lengths[:, None], logits.shape[-1])
-        values = choice_values(logits, noise, at.sampling)[:, 0]
+        values = choice_values(logits, noise, sampling)[:, 0]
         value = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
         margin = (values.max(axis=-1) - value).reshape(shape) * (here["ends"] > 0)
         return Choice(margin, values.argmax(axis=-1).astype(jnp.int32).reshape(shape))
@@ -139,8 +126,8 @@ def _in_slices(function: Callable[[Batch], Any], batch: Batch, size: int) -> Any
     return jax.tree.map(lambda x: join(x, 1, count), jax.lax.fori_loop(0, used, step, out))
 
 
-def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
-    """The rounds of a slice [B, n] as R = B · n places."""
+def _places(batch: Batch, here: Batch, kind: SamplingKind) -> tuple[Places, Sampling]:
+    """The rounds of a slice [B, n] as R = B · n places, and how their requests sample."""
     anchors = here["anchors"]
 
     def tokens(places: jax.Array) -> jax.Array:
@@ -152,19 +139,19 @@ def _places(batch: Batch, here: Batch, kind: SamplingKind) -> Places:
         flat = {name: here[name].reshape(-1) for name in ("seeds", "noises", *SAMPLING_VALUES)}
         keys = request_keys(flat["seeds"], flat["noises"])
         sampling = RowSampling(*(flat[name] for name in SAMPLING_VALUES), jnp.zeros_like(flat["top_k"]), kind=kind)
-    return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys, sampling)
+    return Places(tokens(anchors), tokens(anchors - 1), lengths.reshape(-1), keys), sampling
 
 
-def _drafts_of(models: Pair, at: Places, base: jax.Array, settings: DraftSettings) -> Drafted:
+def _drafts_of(models: Pair, at: Places, base: jax.Array, sampling: Sampling, settings: DraftSettings) -> Drafted:
     """The drafts of base logits [R, M, N], without a head."""
-    candidates = slot_candidates(models, at, base, 0, at.sampling, settings)
-    return choose_scored_drafts(candidates, at.sampling, settings.draft_sharpness)
+    candidates = slot_candidates(models, at, base, 0, sampling, settings)
+    return choose_scored_drafts(candidates, sampling, settings.draft_sharpness)
 
 
 def _block_drafts(
     models: Pair, features: Features, batch: Batch, settings: DraftSettings, kind: SamplingKind
 ) -> Callable[[Batch], tuple[Drafted, Drafted | None]]:
-    """A slice of anchors → the drafts of its R blocks, and those of the backbone alone."""
+    """Makes a function: a slice of anchors → the drafts of its R blocks with the head, and by the backbone alone."""
     config, positions = models.drafter.config, batch["positions"]
     context = models.bound.context_of(features, positions)
     gathered, count = models.with_gathered_head(), settings.num_drafts
@@ -175,12 +162,12 @@ def _block_drafts(
         z = models.bound.block_hidden(context, models.embed(block), anchors, keep, positions)
         z = z[:, :, config.first_slot - config.extra_slots :]
         z = z.reshape(-1, config.extra_slots + config.num_drafts, z.shape[-1])
-        at = _places(batch, here, kind)
+        at, sampling = _places(batch, here, kind)
         base = predicting_logits(gathered, z, count, config.has_head)
-        alone = _drafts_of(models, at, base, settings)
+        alone = _drafts_of(models, at, base, sampling, settings)
         if not config.has_head:
             return alone, alone
-        return roll_out_head(models, at, z, base, at.sampling, settings, choose_scored_drafts), alone
+        return roll_out_head(models, at, z, base, sampling, settings, choose_scored_drafts), alone
 
     return draft
 
@@ -196,8 +183,8 @@ def _chain_drafts(
     states = models.row_states(features, batch, settings.num_drafts)
 
     def draft(here: Batch) -> tuple[Drafted, None]:
-        base = models.bound.logits(_before(states, here))
-        return _drafts_of(models, _places(batch, here, kind), base, settings), None
+        at, sampling = _places(batch, here, kind)
+        return _drafts_of(models, at, models.bound.logits(_before(states, here)), sampling, settings), None
 
     return draft
 

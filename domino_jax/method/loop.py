@@ -52,7 +52,7 @@ class DecodeState:
 
 @flax.struct.dataclass
 class Prompts:
-    """What a batch of prompts is started from. Letters: B rows, P tokens of the longest row, or more.
+    """A batch of prompts to start. Letters: B rows, P tokens of the longest row, or more.
 
     tokens: int32 [B, P], right-padded.  lengths: int32 [B], true ones, at least 1.
     limits, keys, endless: of DecodeState.  sampling: of each row; None where all sample as the generator does.

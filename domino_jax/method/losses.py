@@ -39,57 +39,57 @@ def total_variation(logits: Logits, target_logits: Logits) -> jax.Array:
 # ------------------------------------------------------------------------------------------------------------- weights
 
 
-def slot_weights(label_weights: jax.Array, config: Any, loss: "Loss") -> jax.Array:
+def weigh_slots(mask: jax.Array, config: Any, loss: "Loss") -> jax.Array:
     """The weight of each slot [..., G], by whose sum the losses are divided: 1 where it has a label, times the decay
     over the slots of a block unless the loss `divides_by_labels`."""
     if loss.divides_by_labels:
-        return label_weights
-    return label_weights * position_decay(config.block_size, config.first_slot, loss.gamma)
+        return mask
+    return mask * position_decay(config.block_size, config.first_slot, loss.gamma)
 
 
-def dpace_weights(losses: jax.Array, label_weights: jax.Array, alpha: float) -> jax.Array:
+def dpace_weights(losses: jax.Array, mask: jax.Array, alpha: float) -> jax.Array:
     """D-PACE slot weights [..., G] (arXiv 2605.18810).
 
     q = exp(-CE), smoothed to (1-α)q + α and 1 on slots without a label; c_k = ∏_{j≤k} q_j; weight_k = Σ_{i≥k} c_i·w0_i:
     what slot k is worth to the expected accepted length. No gradient flows through it.
     """
     confidence = jnp.exp(-jax.lax.stop_gradient(losses))
-    smoothed = jnp.where(label_weights > 0, (1.0 - alpha) * confidence + alpha, 1.0)
-    reached = jnp.cumprod(smoothed, axis=-1) * label_weights
+    smoothed = jnp.where(mask > 0, (1.0 - alpha) * confidence + alpha, 1.0)
+    reached = jnp.cumprod(smoothed, axis=-1) * mask
     return jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
 
 
 class Labels(NamedTuple):
-    """What the blocks of a batch are trained to predict.
+    """Labels that the blocks of a batch are trained to predict.
 
-    ids: int32 [B, A, G].  label_weights: float32 [B, A, G], 1 where the slot has a label.  loss_weights: the same with
-    the decay (`slot_weights`).
+    ids: int32 [B, A, G].  mask: float32 [B, A, G], 1 where the slot has a label.  slot_weights: the same with
+    the decay (`weigh_slots`).
     """
 
     ids: jax.Array
-    label_weights: jax.Array
-    loss_weights: jax.Array
+    mask: jax.Array
+    slot_weights: jax.Array
 
     @property
     def of_blocks(self) -> jax.Array:
         """bool [..., n]: whether a block has a label."""
-        return self.label_weights.max(-1) > 0
+        return self.mask.max(-1) > 0
 
     @property
-    def weight(self) -> jax.Array:
+    def divisor(self) -> jax.Array:
         """The sum of the loss weights, float32 scalar.
 
         By slots, whose labels are counted exactly: one accumulator of XLA:CPU gave 4e-6 too much for 1,024 weights.
         """
-        blocks = tuple(range(self.label_weights.ndim - 1))
-        return jnp.sum(self.label_weights.sum(blocks) * self.loss_weights.max(blocks))
+        blocks = tuple(range(self.mask.ndim - 1))
+        return jnp.sum(self.mask.sum(blocks) * self.slot_weights.max(blocks))
 
 
 # ------------------------------------------------------------------------------------------------------------ the loss
 
 
 class Outputs(NamedTuple):
-    """What the blocks of a slice give, arrays [..., n, G, ...].
+    """Logits of the blocks of a slice, arrays [..., n, G, ...].
 
     base, final: logits float32 [..., V].
     target: the target's logits [..., V] from which it would predict each label; None where the loss does not read them.
@@ -102,12 +102,12 @@ class Outputs(NamedTuple):
     extra: Any = None
 
 
-def accepted_lengths(correct: jax.Array, label_weights: jax.Array) -> jax.Array:
+def accepted_lengths(correct: jax.Array, mask: jax.Array) -> jax.Array:
     """1 + Σ_k valid_k · ∏_{j≤k} (correct_j or not valid_j): float32 [...] from two [..., G] arrays.
 
     Slots without a label neither break a run nor count.
     """
-    valid = label_weights > 0
+    valid = mask > 0
     running = jnp.cumprod((correct | ~valid).astype(jnp.float32), axis=-1)
     return 1.0 + jnp.sum(running * valid, axis=-1)
 
@@ -120,7 +120,6 @@ class Loss:
     contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     slice_blocks: anchor blocks of a row whose logits are in memory at once.
-    drafted_tokens: the head reads its own greedy drafts instead of the true tokens (rollout.greedy_tokens).
     frozen_backbone: no gradient enters the backbone.
     lambda_base: λ.  weight: of all labels of the step, which divides the losses. A step sets both (`at`).
     """
@@ -129,17 +128,16 @@ class Loss:
     contiguous: bool = True
     dpace_alpha: float | None = None
     slice_blocks: int = BLOCKS
-    drafted_tokens: bool = False
     frozen_backbone: bool = False
     lambda_base: jax.Array | float = 0.0
-    weight: jax.Array | float = 1.0
+    divisor: jax.Array | float = 1.0
 
     reads_target = False  # whether it compares with the target's own logits
     mixes = True  # the losses of backbone and head, by λ
     # {metric: (a sum, the sum that divides it)}. accept_len counts the bonus token.
     figures = {
-        "final_loss": ("final_loss", "weight"),
-        "base_loss": ("base_loss", "weight"),
+        "final_loss": ("final_loss", "divisor"),
+        "base_loss": ("base_loss", "divisor"),
         "accuracy": ("final_correct", "labels"),
         "base_accuracy": ("base_correct", "labels"),
         "accept_len": ("final_accepted", "blocks"),
@@ -158,7 +156,7 @@ class Loss:
 
     def at(self, lambda_base: jax.Array | float, labels: Labels) -> "Loss":
         """The loss of a step with all of its labels, which are known before any forward pass."""
-        return dataclasses.replace(self, lambda_base=lambda_base, weight=labels.weight)
+        return dataclasses.replace(self, lambda_base=lambda_base, divisor=labels.divisor)
 
     def forward(
         self,
@@ -187,25 +185,25 @@ class Loss:
         return label_sums(labels) | named | {f"final_{name}": value for name, value in final.items()}
 
     def logit_sums(self, logits: Logits, labels: Labels) -> Sums:
-        """What logits [n, G, V] add to the sums."""
+        """The terms that logits [n, G, V] add to the sums."""
         losses, correct = cross_entropy(logits, labels.ids), jnp.argmax(logits, axis=-1) == labels.ids
-        lengths = accepted_lengths(correct, labels.label_weights)
+        lengths = accepted_lengths(correct, labels.mask)
         return {
             "loss": jnp.sum(self.weights_of(losses, labels) * losses),
-            "correct": jnp.sum(labels.label_weights * correct),
+            "correct": jnp.sum(labels.mask * correct),
             "accepted": jnp.sum(lengths * labels.of_blocks),
         }
 
     def weights_of(self, losses: jax.Array, labels: Labels) -> jax.Array:
         """The weights of slots with these losses, [n, G] both."""
         if self.dpace_alpha is None:
-            return labels.loss_weights
-        return labels.loss_weights * dpace_weights(losses, labels.label_weights, self.dpace_alpha)
+            return labels.slot_weights
+        return labels.slot_weights * dpace_weights(losses, labels.mask, self.dpace_alpha)
 
     def total(self, sums: Sums) -> jax.Array:
         """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""
         mixed = (1.0 - self.lambda_base) * sums["final_loss"] + self.lambda_base * sums["base_loss"]
-        return mixed / (self.weight + EPSILON)
+        return mixed / (self.divisor + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
         """The metrics of a step from the sums of all its blocks: the loss, λ and `figures`, of sums that there are."""
@@ -217,6 +215,6 @@ class Loss:
 
 
 def label_sums(labels: Labels) -> Sums:
-    """How many blocks of a slice have labels, how many labels there are, and what they weigh."""
+    """Counts the blocks of a slice that have labels, and the labels, and sums their weights."""
     blocks = jnp.sum(labels.of_blocks).astype(jnp.float32)
-    return {"blocks": blocks, "labels": labels.label_weights.sum(), "weight": labels.weight}
+    return {"blocks": blocks, "labels": labels.mask.sum(), "divisor": labels.divisor}

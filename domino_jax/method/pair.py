@@ -93,5 +93,5 @@ class Pair:
         return self.bound(features, embedded, passes, batch.get("positions"), batch.get("documents"))
 
     def head_inputs(self, tokens: jax.Array) -> jax.Array:
-        """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
+        """Turns tokens int32 [...] into what the head reads: their embeddings [..., D] or the tokens themselves."""
         return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,18 @@ from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.sharding import constrain
+
+
+class Places(NamedTuple):
+    """The part of a DecodeState that a draft reads besides the caches, for R rounds that begin at places of texts.
+
+    anchors, before: the tokens there and before, [R].  lengths: the anchors' positions.  keys: of the requests' noise.
+    """
+
+    anchors: jax.Array
+    before: jax.Array
+    lengths: jax.Array
+    keys: jax.Array | None
 
 
 def propose(models: Pair, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
@@ -35,9 +47,9 @@ def propose(models: Pair, state: DecodeState, sampling: Sampling, settings: Draf
     return choose_drafts(candidates, sampling, settings.draft_sharpness).tokens, cache
 
 
-def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
+def draft_positions(at: DecodeState | Places, drafts: int) -> jax.Array:
     """Absolute positions int32 [B, M] of the drafts: the anchor is at `lengths`, draft i at lengths + i."""
-    return state.lengths[:, None] + 1 + jnp.arange(drafts)
+    return at.lengths[:, None] + 1 + jnp.arange(drafts)
 
 
 def draft_base(
@@ -72,19 +84,19 @@ def predicting_logits(models: Pair, z: Hidden, num_drafts: int | None, use_head:
 
 
 def slot_candidates(
-    models: Pair, state: DecodeState, base: Logits, count: int, sampling: Sampling, settings: DraftSettings
+    models: Pair, at: DecodeState | Places, base: Logits, count: int, sampling: Sampling, settings: DraftSettings
 ) -> Candidates:
     """`pick_candidates` of base logits float32 [B, M, N], with the target's noise where the drafts share it."""
     candidates = pick_candidates(base, count, models.drafter.config.draft_tokens)
     if not reads_noise(sampling, settings.draft_sharpness):
         return candidates
     vocab = models.target.config.vocab_size
-    return with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), vocab)
+    return with_noise(candidates, at.keys, draft_positions(at, base.shape[1]), vocab)
 
 
 def roll_out_head(
     models: Pair,
-    state: DecodeState,
+    at: DecodeState | Places,
     z: Hidden,
     base: Logits,
     sampling: Sampling,
@@ -96,17 +108,17 @@ def roll_out_head(
     Draft i shares the target's noise at its absolute position, in every pass the same.
     """
     count = models.drafter.config.only_candidates or settings.head_candidates
-    candidates = slot_candidates(models, state, base, count, sampling, settings)
+    candidates = slot_candidates(models, at, base, count, sampling, settings)
     choose = functools.partial(choose, sampling=sampling, sharpness=settings.draft_sharpness)
-    prefix, passes = read_prefix(models, state), settings.head_passes or models.drafter.config.passes
+    prefix, passes = read_prefix(models, at), settings.head_passes or models.drafter.config.passes
     if passes:
         return draft_in_passes(models, prefix, z, candidates, passes, choose)
     return roll_out(models, prefix, z, candidates, choose, scan_drafts)
 
 
-def read_prefix(models: Pair, state: DecodeState) -> jax.Array:
+def read_prefix(models: Pair, at: DecodeState | Places) -> jax.Array:
     """The prefix tokens int32 [B, 1 + extra_slots]: the anchor, and the token before it where the head reads that."""
-    tokens = jnp.stack([state.before, state.anchors], axis=1)
+    tokens = jnp.stack([at.before, at.anchors], axis=1)
     return tokens[:, 1 - models.drafter.config.extra_slots :]
 
 

@@ -13,8 +13,7 @@ from domino_jax.method.candidates import Candidates
 from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import Sampling, choose_with, process_logits
 from domino_jax.method.settings import SamplingParams
-from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.models.slices import cut, join
+from domino_jax.models.shapes import Hidden
 
 GREEDY = SamplingParams()
 # Candidates of a slot, of all rows together, up to which the head's reading of all of them is computed before the
@@ -62,7 +61,7 @@ def choose_scored_drafts(candidates: Candidates, sampling: Sampling = GREEDY, sh
 
 
 def _token_at(candidates: Candidates, places: jax.Array) -> jax.Array:
-    return places if candidates.tokens is None else _take(candidates.tokens, places)
+    return places if candidates.token_ids is None else _take(candidates.token_ids, places)
 
 
 def _take(values: jax.Array, places: jax.Array) -> jax.Array:
@@ -95,36 +94,64 @@ def roll_out(
     consumed = jnp.concatenate([prefix_tokens, first.tokens], axis=1)
     z_terms = models.head.z_terms(z)[:, : extra + slots]
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
-    rows = None if corrected.columns is None else models.head.rows(corrected.columns)
-
-    def chain(ahead: bool) -> Drafted:
-        return correct_slots(models, consumed, (z_terms, corrected, rows), choose, scan, ahead)
+    rows = None if corrected.vocab_ids is None else models.head.rows(corrected.vocab_ids)
 
     few = rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
-    rest = by_platform(chain) if few and models.head.reads_ahead else chain(False)
+    chain = correct_by_device if few and models.head.reads_ahead else correct_slots
+    rest = chain(models, consumed, (z_terms, corrected, rows), choose, scan)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
 
 
-def correct_slots(
-    models: Pair, consumed: jax.Array, slots: tuple, choose: Callable, scan: Callable, ahead: bool
-) -> Drafted:
+def correct_slots(models: Pair, consumed: jax.Array, slots: tuple, choose: Callable, scan: Callable) -> Drafted:
     """The drafts of m slots after the consumed tokens int32 [B, n], arrays [m, B].
-
-    The loop carries the head's state and the last token, or with `ahead` the head's reading of it.
 
     Args:
         slots: terms of z [B, n - 1 + m, any]; candidates, arrays [B, m, Q]; their rows of the last matrix, or None.
         choose, scan: of roll_out.
     """
+
+    def step(state, token, terms):
+        return models.head.step(state, models.head_inputs(token), terms)
+
+    return _chain(models, consumed, step, lambda drafted, _: drafted.tokens, slots, choose, scan)
+
+
+def correct_slots_ahead(models: Pair, consumed: jax.Array, slots: tuple, choose: Callable, scan: Callable) -> Drafted:
+    """`correct_slots` with the head's reading of all candidates computed first, by one product that reads its matrix
+    once and not for every draft."""
+    token_ids, known = slots[1].token_ids, consumed.shape[1]
+    tokens = jnp.concatenate([consumed, token_ids.reshape(len(token_ids), -1)], axis=1)
+    readings = models.head.reading(models.head_inputs(tokens))
+
+    def advance(state, reading, terms):
+        return models.head.advance(state, reading, terms)
+
+    def reading_of(drafted, index):
+        place = known + index * token_ids.shape[2] + drafted.places
+        return jnp.take_along_axis(readings, place[:, None, None], axis=1)[:, 0]
+
+    return _chain(models, readings[:, :known], advance, reading_of, slots, choose, scan)
+
+
+def correct_by_device(*arguments: Any) -> Drafted:
+    """Readings ahead on accelerators, not on a CPU, which has little arithmetic for its memory."""
+    return jax.lax.platform_dependent(
+        cpu=lambda: correct_slots(*arguments), default=lambda: correct_slots_ahead(*arguments)
+    )
+
+
+def _chain(
+    models: Pair, before: jax.Array, advance: Callable, read: Callable, slots: tuple, choose: Callable, scan: Callable
+) -> Drafted:
+    """Slot after slot, the loop carries the head's state and what it reads of the last token.
+
+    Args:
+        before: what it reads of the n consumed tokens, [B, n, ...].
+        advance: (state, a reading, terms) → (state, code).
+        read: (a slot's drafts, the slot) → the reading of the drafts.  slots, choose, scan: of correct_slots.
+    """
     z_terms, candidates, rows = slots
-    known = consumed.shape[1]
-    before = read_ahead(models, consumed, candidates.tokens) if ahead else consumed
-
-    def advance(state, last, terms):
-        head = models.head
-        return head.advance(state, last, terms) if ahead else head.step(state, models.head_inputs(last), terms)
-
-    state = models.head.initial_state(len(consumed))
+    state, known = models.head.initial_state(len(before)), before.shape[1]
     for index in range(known - 1):
         state, _ = advance(state, before[:, index], z_terms[:, index])
 
@@ -136,27 +163,11 @@ def correct_slots(
         choices = jax.tree.map(lambda column: column[:, None], choices)
         drafted = choose(choices._replace(logits=choices.logits + change))
         drafted = jax.tree.map(lambda column: column[:, 0], drafted)
-        last = drafted.tokens
-        if ahead:
-            place = known + index * choices.tokens.shape[2] + drafted.places
-            last = jnp.take_along_axis(before, place[:, None, None], axis=1)[:, 0]
-        return (state, last), drafted
+        return (state, read(drafted, index)), drafted
 
     by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, known - 1 :], candidates, rows))
     numbers = jnp.arange(candidates.logits.shape[1])
     return scan(correct, (state, before[:, known - 1]), (*by_slot, numbers))[1]
-
-
-def read_ahead(models: Pair, consumed: jax.Array, candidates: jax.Array) -> jax.Array:
-    """The head's reading of consumed tokens int32 [B, n] and after them of candidates [B, m, Q], [B, n + m·Q, any]: one
-    product, which reads its matrix once and not for every draft."""
-    tokens = jnp.concatenate([consumed, candidates.reshape(len(candidates), -1)], axis=1)
-    return models.head.reading(models.head_inputs(tokens))
-
-
-def by_platform(chain: Callable[[bool], Drafted]) -> Drafted:
-    """chain(True) on accelerators, chain(False) on a CPU, which has little arithmetic for its memory."""
-    return jax.lax.platform_dependent(cpu=lambda: chain(False), default=lambda: chain(True))
 
 
 def draft_in_passes(
@@ -167,14 +178,14 @@ def draft_in_passes(
     passes: int,
     choose: Callable[[Candidates], Drafted] = choose_drafts,
 ) -> Drafted:
-    """Draft tokens int32 [B, M] by passes over the whole block; the arguments are those of `roll_out`.
+    """Draft tokens int32 [B, M] by passes over the whole block; `roll_out` declares the arguments.
 
     The base logits give the first drafts. Each pass corrects every slot after the drafts of the pass before, and
     chooses again. After k passes the first k drafts are those of `roll_out`, so M passes, or more, are `roll_out`.
     """
     config, slots = models.drafter.config, candidates.logits.shape[1]
     z_terms = models.head.z_terms(z)[:, : config.extra_slots + slots]
-    rows = None if candidates.columns is None else models.head.rows(candidates.columns)
+    rows = None if candidates.vocab_ids is None else models.head.rows(candidates.vocab_ids)
     untouched = jnp.arange(slots)[:, None] < config.pure_draft_prefix_len
 
     def again(drafts, _):
@@ -195,26 +206,3 @@ def roll_out_blocks(models: Pair, anchors: jax.Array, z: Hidden, candidates: Can
     """
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors[:, :, None], z, candidates))
     return roll_out(models, *rows).tokens.reshape(z.shape[:3])
-
-
-def greedy_tokens(
-    models: Pair, z: Hidden, anchors: jax.Array, unembed: Callable[[Hidden], Logits], slice_blocks: int
-) -> jax.Array:
-    """int32 [B, A, M], the tokens before the predicting slots: the anchor, then the head's greedy draft of each slot,
-    through which no gradient flows. Logits of `slice_blocks` blocks of each row are in memory at once.
-
-    Args:
-        z: [B, A, M, D] of the predicting slots.  anchors: int32 [B, A], the anchors' tokens.
-        unembed: hidden states [..., D] → base logits [..., V].
-    """
-    models = jax.lax.stop_gradient(models)
-    count = anchors.shape[1]
-    size = min(slice_blocks, count)
-    parts = (cut(jax.lax.stop_gradient(z), 1, size), cut(anchors, 1, size))
-
-    def tokens_before(part):
-        z, anchors = part
-        drafts = roll_out_blocks(models, anchors, z, Candidates(None, jax.lax.stop_gradient(unembed(z))))
-        return jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)
-
-    return join(jax.lax.map(tokens_before, parts), 1, count)

@@ -25,8 +25,8 @@ def autoregressive_round(
     """Plain decoding, the reference for text and speed: the anchor in, the target's next choice out.
 
     Args:
-        fixed_width: rows of the pass, of which only the first is valid: those of a speculative round, so that the
-            choice is equal to the round's to the last bit (fixed-shape parity). One row when None.
+        fixed_width: rows of the pass, as many as a speculative round has, of which the first alone is valid, so that
+            the choice is equal to the round's to the last bit (fixed-shape parity). One row when None.
     """
     tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], fixed_width or 1))
     taps = models.drafter.config.target_layer_ids if fixed_width else ()

@@ -203,7 +203,7 @@ def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharp
 
 
 def choice_values(logits: Logits, noise: jax.Array | None, params: Sampling, sharpness: float = 1.0) -> jax.Array:
-    """What `choose_with` takes the best of: sharpness · log p + g up to a constant, float32 [B, T, Q]."""
+    """The values of which `choose_with` takes the best: sharpness · log p + g up to a constant, float32 [B, T, Q]."""
     if noise is None:
         return logits
     log_p = process_logits(logits, params)  # up to a constant, which changes no choice

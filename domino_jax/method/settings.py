@@ -43,7 +43,7 @@ def first_problem(settings: Any, *rules: tuple[str, Any, str], section: str = ""
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """What is done to the target's distribution, in the order of the fields."""
+    """Changes to the target's distribution, applied in the order of the fields."""
 
     temperature: float = key(0.0, least=0, below=math.inf)  # 0: greedy
     top_k: int = key(0, least=0)  # 0: off
@@ -72,7 +72,7 @@ SAMPLING_VALUES = tuple(vars(SamplingParams()))  # names of its fields, in their
 
 @dataclasses.dataclass(frozen=True)
 class SamplingKind:
-    """What the requests of a batch need together, so that no program does more.
+    """The steps of sampling that the requests of a batch need together, so that no program does more.
 
     greedy: nothing is drawn.  pool: how many of the largest logits to find, 0 for none.  nucleus: top-p is on.
     searched: top-p has to search its threshold, because no top-k pool holds all of the mass.
@@ -119,7 +119,7 @@ class TreeSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
-    """How a round drafts. It changes the speed, never the text.
+    """Choices of a round's draft. They change the speed, never the text.
 
     tree: draft a tree instead of a chain.
     use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.

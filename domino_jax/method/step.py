@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.method.blocks import block_tokens, head_tokens, label_positions, labels_and_weights, sample_anchors
+from domino_jax.method.blocks import block_tokens, head_tokens, label_positions, labels_and_mask, sample_anchors
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.drafters import AnyDrafter
-from domino_jax.method.losses import Labels, Loss, Outputs, slot_weights
+from domino_jax.method.losses import Labels, Loss, Outputs, weigh_slots
 from domino_jax.method.pair import Pair
-from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.sliced_loss import SlicedForward, Sums, scan_sum, sliced_loss
 from domino_jax.method.state import TrainState
 from domino_jax.models.qwen3 import Qwen3
@@ -50,7 +49,7 @@ def target_pass(
 
 
 class Blocks(NamedTuple):
-    """What a drafter learns from a batch.
+    """Blocks of a batch, with the labels that a drafter learns from.
 
     anchors: int32 [B, A], keep: bool [B, A] (False: no block); both None for a drafter without blocks.  labels: of it.
     """
@@ -62,7 +61,7 @@ class Blocks(NamedTuple):
 
 def label_blocks(batch: Batch, anchors: jax.Array, keep: jax.Array, config: DrafterConfig, loss: Loss) -> Blocks:
     """The blocks at given anchors with their labels and weights."""
-    ids, label_weights = labels_and_weights(
+    ids, mask = labels_and_mask(
         batch["tokens"],
         batch["loss_mask"],
         anchors,
@@ -72,7 +71,7 @@ def label_blocks(batch: Batch, anchors: jax.Array, keep: jax.Array, config: Draf
         contiguous=loss.contiguous,
         documents=batch.get("documents"),
     )
-    return Blocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, loss)))
+    return Blocks(anchors, keep, Labels(ids, mask, weigh_slots(mask, config, loss)))
 
 
 def drafter_loss(
@@ -94,7 +93,7 @@ def drafter_loss(
 def block_forward(
     models: Pair, features: Features, batch: Batch, blocks: Blocks, loss: Loss, hidden: Hidden | None
 ) -> SlicedForward:
-    """The drafter's pass over the blocks of a batch; the arguments are those of `drafter_loss`."""
+    """The drafter's pass over the blocks of a batch; `drafter_loss` declares the arguments."""
     drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], blocks
     config = drafter.config
     if loss.frozen_backbone:
@@ -106,10 +105,6 @@ def block_forward(
     positions = batch.get("positions")
     previous_tokens = head_tokens(tokens, anchors, config.num_drafts, config.extra_slots, positions)
     z, codes = models.bound(features, x, anchors, keep, models.head_inputs(previous_tokens), positions)
-    if loss.drafted_tokens:
-        z_drafts, anchor_tokens = z[:, :, config.first_slot :], previous_tokens[:, :, 0]
-        previous_tokens = greedy_tokens(models, z_drafts, anchor_tokens, base_logits, loss.slice_blocks)
-        codes = models.bound.codes(z, models.head_inputs(previous_tokens))
     states = _states_before_labels(hidden, anchors, config) if loss.reads_target else None
 
     def outputs_of(params, z, codes, states):
@@ -200,9 +195,9 @@ def make_train_step(
         sums, gradients = batch_gradients(models, batch, blocks, step_loss, accumulate)
         metrics = step_loss.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
-        label_weights = blocks.labels.label_weights
+        mask = blocks.labels.mask
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
-        metrics |= {"anchors": (label_weights.max(axis=-1) > 0).sum(), "predictions": label_weights.sum()}
+        metrics |= {"anchors": (mask.max(axis=-1) > 0).sum(), "predictions": mask.sum()}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}

@@ -91,13 +91,13 @@ def grow_lanes(
         candidates: of each depth, with logits divided by `_divisor`, and the target's noise where the draft shares it.
         rest: log_rest of the other logits, float32 [B, M].
     """
-    (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
+    (batch, depths, count), lanes = candidates.token_ids.shape, settings.tree.lanes
     per_depth = {**candidates._asdict(), "rest": rest}
     state = ()
     if settings.use_head:
         z_terms, extra = models.head.z_terms(z), prefix_tokens.shape[1] - 1
         per_depth["terms"] = z_terms[:, extra : extra + depths]
-        per_depth["rows"] = models.head.rows(candidates.columns)
+        per_depth["rows"] = models.head.rows(candidates.vocab_ids)
         state = models.head.initial_state(batch, lanes)
         for index in range(extra):
             tokens = jnp.broadcast_to(prefix_tokens[:, index, None], (batch, lanes))
@@ -116,7 +116,7 @@ def grow_lanes(
         edges = edge_scores(logits, here["rest"][:, None, None], shared, sampling, settings)
         scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
         lane, place = best // count, best % count
-        tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
+        tokens = jnp.take_along_axis(here["token_ids"], place, axis=1)
         level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
         slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
         state = jax.tree.map(lambda x: jnp.take_along_axis(x, jnp.expand_dims(lane, range(2, x.ndim)), axis=1), state)
@@ -133,7 +133,7 @@ def grow_lanes(
 def edge_scores(
     logits: jax.Array, rest: jax.Array, noise: jax.Array | None, sampling: Sampling, settings: DraftSettings
 ) -> jax.Array:
-    """How likely each candidate [B, W, Q] is to be the target's choice: log-probabilities, at most 0.
+    """The log-probability of each candidate [B, W, Q] to be the target's choice, at most 0.
 
     Args:
         logits: the candidates', divided by `_divisor`.  rest: log_rest of the other tokens, [B, 1, 1]; the head's

@@ -1,4 +1,4 @@
-"""What the layers of a backbone read of the text and of their block.
+"""The rows of the text and of their block that the layers of a backbone read.
 
 A first reader can skip this file: without sliding windows every layer reads all of the text and its whole block.
 """

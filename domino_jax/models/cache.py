@@ -106,7 +106,7 @@ def write_single_row(old: jax.Array, new: jax.Array, starts: jax.Array) -> jax.A
 def keep_path(cache: Cache, lengths: Lengths, path: jax.Array, size: int) -> Cache:
     """Copies the rows at length + path[k] to length + k, for k = 0, 1, …; path int32 [B, T], places in the block.
 
-    What a tree commits: its accepted path's rows, at the front. Their positions are those of the path already.
+    A tree commits the rows of its accepted path so. They have the positions of the path already.
 
     size: rows of the block.
     """

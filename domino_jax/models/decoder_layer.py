@@ -138,8 +138,8 @@ def run_layer(layer: nn.Module, *args: Any, method: str = "__call__", remat: boo
         args: arrays and trees of arrays; an attention function is a jax.tree_util.Partial.
         remat: what the method computes is computed again in the backward pass.
     """
-    if layer.is_initializing():
-        return getattr(layer, method)(*args)
+    if layer.is_initializing():  # for the parameters alone, and attention has none
+        return getattr(layer, method)(*(_skip_attention if callable(arg) else arg for arg in args))
     return run_alike(layer.clone(parent=None, name=None), method, remat, layer.variables["params"], *args)
 
 
@@ -149,3 +149,7 @@ def run_alike(layer: nn.Module, method: str, remat: bool, params: dict, *args: A
         return layer.apply({"params": params}, *args, method=method)
 
     return (jax.checkpoint(run) if remat else run)(params, *args)
+
+
+def _skip_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
+    return q, None

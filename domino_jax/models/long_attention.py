@@ -1,4 +1,4 @@
-"""What the kernels for attention over a long cache share: the mask as bits, products, the layout over a mesh.
+"""Parts that the kernels for attention over a long cache share: the mask as bits, products, the layout over a mesh.
 
 XLA writes the scores of a pass to main memory and reads them back several times once they no longer fit in a chip's
 fast memory. For 17 rows of Qwen3-8B the float32 scores have half the bytes of a layer's keys and values, and moving

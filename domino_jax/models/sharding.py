@@ -197,7 +197,7 @@ def constrain_rows(rows: jax.Array) -> jax.Array:
 
 
 def layout(x: jax.Array, *axes: str | None) -> PartitionSpec:
-    """How `constrain` lays out x on the current mesh."""
+    """The PartitionSpec by which `constrain` lays out x on the current mesh."""
     return _divide(_mesh_shape(), axes, x.shape)
 
 

@@ -17,7 +17,7 @@ def cut(x: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 def join(slices: jax.Array, axis: int, length: int) -> jax.Array:
-    """What `cut` took apart, `length` long along `axis` again."""
+    """Joins the slices of `cut` to an array that is `length` long along `axis`."""
     x = jnp.moveaxis(slices, 0, axis)
     x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
     return jax.lax.slice_in_dim(x, 0, length, axis=axis)

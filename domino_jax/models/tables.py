@@ -15,7 +15,7 @@ LM_HEAD = "lm_head.weight"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row of a table. `shape` is that of the tensor; with `transpose` the leaf has it the other way round.
+    """One row of a table. The tensor has `shape`; with `transpose` the leaf has it the other way round.
 
     dtype: of the leaf; "": the one in which the model computes.
     stored: the only type of a tensor that is read, by its name in safetensors, I32 for four int8 values a word; "": any

@@ -185,7 +185,6 @@ def loss_of(config) -> Any:
     choices = {
         "gamma": None if math.isinf(train.gamma) else train.gamma,
         "dpace_alpha": train.dpace_alpha,
-        "drafted_tokens": train.head_tokens == "drafts",
         "frozen_backbone": train.frozen_backbone is not None,
         **(config.drafter[head] if head in config.drafter else {}),
     }

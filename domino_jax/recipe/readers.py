@@ -7,7 +7,7 @@ where no result depends on it or only this run does not read it.
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from domino_jax.method.config import CURRICULUM
+from domino_jax.method.config import LAMBDA_KEYS
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.losses import Loss
 from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings
@@ -47,11 +47,11 @@ EVALUATED = _decode("max_new_tokens", "thinking", "num_drafts", "draft_sharpness
 # Keys that the answers of evaluate depend on, where it does not read them from a file.
 ANSWERED = (*SAMPLING, "decode.max_new_tokens", "eval.prompts", "regenerate.batch_size")
 # Keys that the loss of Domino alone reads, where it replaces the loss of a head.
-COMMON = ("dpace_alpha", *CURRICULUM)
+COMMON = ("dpace_alpha", *LAMBDA_KEYS)
 # Keys of the drafter and train sections that not all drafters read.
 READ_BY_SOME = frozenset(name for drafter in CONFIGS.values() for name in drafter.reads)
 # Values that ask for nothing: all others, in a recipe too, are refused where they are not read.
-OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.head_tokens": "text", "train.frozen_backbone": None}
+OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.frozen_backbone": None}
 
 
 class Unread(NamedTuple):

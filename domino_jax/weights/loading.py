@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.method.drafter import quantized_matrices, rows_together
 from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
@@ -17,6 +16,7 @@ from domino_jax.models.quantized import is_quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
+from domino_jax.weights.draft_storage import quantized_matrices, rows_together
 from domino_jax.weights.draft_vocab import choose_tokens, lm_head_of, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.quantization import INT8

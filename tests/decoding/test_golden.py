@@ -273,7 +273,7 @@ def program(name: str, loss, variant: str):
             drawn = Blocks(None, None, eagle3_reference_labels(batch, loss.passes))
         step_loss = loss.at(share, drawn.labels)
         sums, gradients = batch_gradients(models, batch, drawn, step_loss)
-        return step_loss.metrics(sums), gradients, drawn.labels.label_weights
+        return step_loss.metrics(sums), gradients, drawn.labels.mask
 
     return run
 

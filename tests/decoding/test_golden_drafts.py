@@ -58,9 +58,9 @@ def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
     if config.head == "dflash2":
         candidates = pick_candidates(base, config.only_candidates)
         codes = models.head.step((), before, models.head.z_terms(z))[1]
-        change = models.head.residual_of(codes[:, :, None], models.head.rows(candidates.tokens))[:, :, 0]
+        change = models.head.residual_of(codes[:, :, None], models.head.rows(candidates.token_ids))[:, :, 0]
         scores = candidates.logits + change
-        ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.tokens}
+        ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.token_ids}
         return ours | {"candidate_scores": scores}
     if config.head == "xpress":
         previous = jnp.concatenate([read_prefix(models, state), drafts[:, :-1]], axis=1)

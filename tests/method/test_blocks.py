@@ -26,7 +26,7 @@ def labels_at(anchors, mask="11111111", keep=None, first_slot=0, contiguous=True
     anchors = jnp.array([anchors])
     keep = jnp.ones(anchors.shape, bool) if keep is None else jnp.array([keep])
     choices = {"block_size": 4, "first_slot": first_slot, "contiguous": contiguous}
-    labels, weights = blocks.labels_and_weights(ROW, mask_of(mask), anchors, keep, **choices)
+    labels, weights = blocks.labels_and_mask(ROW, mask_of(mask), anchors, keep, **choices)
     return labels[0].tolist(), [as_text(row) for row in weights[0]]
 
 

@@ -157,7 +157,7 @@ def among_few(models, state, sampling, scale):
 
     masked = chain(jnp.where(base >= edge, base, -jnp.inf), 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout, "by_platform", lambda chain: chain(True))
+        patch.setattr(rollout, "correct_by_device", rollout.correct_slots_ahead)
         ahead = chain(base, FEW)
     return *(chain(base, count) for count in (0, FEW, VOCAB + 1)), ahead, masked, base
 

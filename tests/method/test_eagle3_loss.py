@@ -36,7 +36,7 @@ def test_by_label_every_supervised_token_is_taught_and_no_other():
 def test_the_last_token_of_a_padded_row_teaches_nothing():
     """With two places of padding the last token is 3: its state is followed by no text."""
     padded = {"tokens": ROW["tokens"].at[0, 4:].set(0), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 0.0]])}
-    weights = Eagle3Loss(1).labels(padded).label_weights
+    weights = Eagle3Loss(1).labels(padded).mask
     assert weights[0, :, 0].tolist() == [0, 1, 1, 0, 0, 0]
 
 

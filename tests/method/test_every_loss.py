@@ -22,7 +22,7 @@ SMALL = {
     **{head: {"rank": 8} for head in ("markov", "dflash2", "xpress")},
     "eagle3": {"draft_vocab_size": 40, "passes": 2},
 }
-TRAIN = {"loss": ("own", "cross_entropy"), "dpace_alpha": (None, 0.5), "head_tokens": ("text", "drafts")}
+TRAIN = {"loss": ("own", "cross_entropy"), "dpace_alpha": (None, 0.5)}
 
 
 def recipe_of(head: str, **train):

@@ -19,12 +19,12 @@ def block_sums(base, final, labels, weights, config, loss):
 
 
 def labelled(labels, weights, config, loss):
-    return losses.Labels(labels, weights, losses.slot_weights(weights, config, loss))
+    return losses.Labels(labels, weights, losses.weigh_slots(weights, config, loss))
 
 
 def dual_loss(sums, share):
     """(loss, metrics) of a whole batch."""
-    metrics = Loss(lambda_base=share, weight=sums["weight"]).metrics(sums)
+    metrics = Loss(lambda_base=share, divisor=sums["divisor"]).metrics(sums)
     return metrics["loss"], metrics
 
 
@@ -54,7 +54,7 @@ def test_the_weight_of_many_blocks_is_as_exact_as_float32_is():
     config = dataclasses.replace(SHIFTED, block_size=8)
     labels = labelled(jnp.zeros((4, 32, 8), jnp.int32), jnp.ones((4, 32, 8)), config, Loss(gamma=4.0))
     exact = 128 * np.exp(-np.arange(8) / 4).sum()
-    np.testing.assert_allclose(jax.jit(lambda labels: labels.weight)(labels), exact, rtol=3e-7)
+    np.testing.assert_allclose(jax.jit(lambda labels: labels.divisor)(labels), exact, rtol=3e-7)
 
 
 def test_a_batch_without_any_label_has_loss_zero_and_no_nan():
@@ -114,4 +114,4 @@ def test_dpace_replaces_the_decay_and_divides_by_the_labels():
     for gamma in (None, 7.0):
         sums = block_sums(logits, logits, labels, weights, SHIFTED, Loss(gamma=gamma, dpace_alpha=0.5))
         np.testing.assert_allclose(sums["final_loss"], expected, rtol=1e-5)
-        assert float(sums["weight"]) == 4.0
+        assert float(sums["divisor"]) == 4.0

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from configs import qwen3
 from domino_jax.method import drafters
-from domino_jax.method.config import CURRICULUM, DrafterConfig
+from domino_jax.method.config import LAMBDA_KEYS, DrafterConfig
 from domino_jax.method.fields import field
 from domino_jax.method.head import Head
 from domino_jax.method.pair import Pair
@@ -65,7 +65,7 @@ class MemoryConfig(DrafterConfig):
     head, title, architecture = "memory", "Memory", "MemoryDraftModel"
     known_by, module = ("MemoryDraftModel",), MemoryHead
     tensor_names = {"backbone.": "", "head.": "memory."}
-    reads = (*DrafterConfig.reads, *CURRICULUM)
+    reads = (*DrafterConfig.reads, *LAMBDA_KEYS)
 
 
 def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(monkeypatch, tmp_path):

@@ -12,19 +12,18 @@ import numpy as np
 import optax
 import pytest
 
-from domino_jax.method import blocks, step
+from domino_jax.method import blocks
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
-from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.state import init_state
-from domino_jax.method.step import correct_logits, label_blocks, make_train_step, target_pass
+from domino_jax.method.step import label_blocks, make_train_step, target_pass
 from domino_jax.models.quantized import dequantized, is_quantized
 from domino_jax.weights.draft_vocab import with_draft_vocab
 from tests.helpers.decoding_models import in_eight_bits
-from tests.helpers.models import loss_and_metrics, random_tokens, run_blocks, tiny_drafter, tiny_target
+from tests.helpers.models import loss_and_metrics, random_tokens, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
 LOSS = Loss(gamma=4.0, slice_blocks=9)
@@ -131,52 +130,6 @@ def test_no_gradient_enters_a_frozen_backbone_and_the_heads_is_as_before():
     assert value == same and norm(free["backbone"]) > 0 == norm(frozen["backbone"])
     for one, other in zip(jax.tree.leaves(free["head"]), jax.tree.leaves(frozen["head"]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
-
-
-# ------------------------------------------------------------------------------------- a head that reads its own drafts
-
-KINDS = {
-    "domino": {},
-    "domino, unshifted": {"shift_label": False},
-    "markov rnn": {"head": "markov", "markov_head_type": "rnn"},
-}
-
-
-def plain_drafts(kind):
-    """(the pair, z, the anchors' tokens, the tokens before the slots [B, A, M]): slot by slot, each with the
-    teacher-forced pass over the tokens drafted so far."""
-    target, drafter = models(**KINDS[kind])
-    pair = Pair(target.module, target.params, drafter.module, drafter.params)
-    z = jnp.asarray(run_blocks(target, drafter, batch_of(2)["tokens"], THREE)["z"])
-    first = jnp.take_along_axis(batch_of(2)["tokens"], THREE, axis=1)
-    config, base, tokens = drafter.config, pair.unembed(z), [first]
-    for slot in range(config.num_drafts - 1):
-        rest = [first] * (config.num_drafts - len(tokens))  # not read by the slots up to this one
-        codes = pair.bound.codes(z, pair.head_inputs(jnp.stack([*tokens, *rest], axis=-1)))
-        final = correct_logits(pair.drafter, pair.drafter_params, base, codes)
-        tokens.append(jnp.argmax(final[:, :, config.first_slot + slot], axis=-1))
-    return pair, z, first, jnp.stack(tokens, axis=-1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_head_reads_the_drafts_of_the_plain_definition(kind):
-    pair, z, first, expected = plain_drafts(kind)
-    config = pair.drafter.config
-    for size in (2, 9):  # the last slice filled up, all at once
-        drafts = greedy_tokens(pair, z[:, :, config.first_slot :], first, pair.unembed, size)
-        np.testing.assert_array_equal(drafts, expected)
-    assert (blocks.head_tokens(batch_of(2)["tokens"], THREE, config.num_drafts) != expected).any()
-
-
-@pytest.mark.long
-def test_the_loss_and_its_gradients_are_those_of_the_drafted_tokens(monkeypatch):
-    loss, drafts = dataclasses.replace(LOSS, drafted_tokens=True), plain_drafts("domino")[3]
-    ours = measured(0.25, loss)
-    assert ours[0] != measured(0.25)[0]
-    monkeypatch.setattr(step, "head_tokens", lambda *_: drafts)
-    for one, other in zip(*map(jax.tree.leaves, (ours, measured.__wrapped__(0.25))), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------ a whole step

@@ -70,7 +70,6 @@ RULES = [
     ("train.start_from", {"train.start_from": "F", "train.frozen_backbone": "G", "train.lambda_start": 0.0}),
     ("train.lambda_start", {"train.frozen_backbone": "F"}),
     ("train.lambda_start", {**MARKOV, "train.loss": "cross_entropy", "train.frozen_backbone": "F"}),
-    ("train.head_tokens", {"drafter.head": "none", "train.head_tokens": "drafts"}),
     ("train.frozen_backbone", {**EAGLE3, "train.frozen_backbone": "F"}),
     *(("train.dpace_alpha", {**head, "train.dpace_alpha": 0.5}) for head in (MARKOV, EAGLE3)),
     ("train.loss", {**EAGLE3, "train.loss": "cross_entropy"}),
@@ -94,7 +93,6 @@ def test_values_that_do_not_fit_together_are_refused_by_key(key, changes):
 
 SOUND = [
     {"train.gamma": INF},
-    {"train.head_tokens": "drafts"},
     {"train.frozen_backbone": "F", "train.lambda_start": 0.0},
     {"drafter.head": "dflash2", "train.frozen_backbone": "F"},  # its own loss has no λ
     {"drafter.head": "dflash2", "train.dpace_alpha": 0.5},

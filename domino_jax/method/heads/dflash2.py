@@ -102,7 +102,7 @@ class SelectorLoss(Loss):
             unary = jnp.take_along_axis(base, tokens, axis=-1)
             head = models.replace(drafter_params={"head": params}).head
             scores = unary + head.residual_of(codes[..., None, :], head.rows(tokens))[..., 0, :]
-            candidates = Candidates(tokens, best, columns=tokens)
+            candidates = Candidates(tokens, best, vocab_ids=tokens)
             path = roll_out_blocks(drafting, anchors, jax.lax.stop_gradient(z), candidates)
             return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
 
@@ -114,7 +114,7 @@ class SelectorLoss(Loss):
         the base logits' losses."""
         base, choices = outputs.base, outputs.extra
         labels = Labels(*(x[:, labels.ids.shape[1] - base.shape[1] :] for x in labels))
-        ids, supervised = labels.ids, labels.label_weights > 0
+        ids, supervised = labels.ids, labels.mask > 0
         is_label = choices.tokens == ids[..., None]
         losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
         right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
@@ -125,13 +125,13 @@ class SelectorLoss(Loss):
             "selector_loss": jnp.sum(weights * losses),
             "selector_correct": jnp.sum(weights * right),
             "covered_weight": weights.sum(),
-            "covered": jnp.sum(labels.label_weights * choices.covered),
+            "covered": jnp.sum(labels.mask * choices.covered),
             "served": jnp.sum(leading_run(supervised & (choices.path == ids)) * labels.of_blocks),
             "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * labels.of_blocks),
         }
 
     def total(self, sums: Sums) -> jax.Array:
-        return (sums["base_loss"] + self.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
+        return (sums["base_loss"] + self.alpha * sums["selector_loss"]) / (self.divisor + EPSILON)
 
 
 def leading_run(right: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.config import CURRICULUM, DrafterConfig
+from domino_jax.method.config import LAMBDA_KEYS, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head
@@ -127,7 +127,7 @@ class DominoConfig(DrafterConfig):
         "head.down": "embed_proj.0",
         "head.up": "embed_proj.2",
     }
-    reads = (*DrafterConfig.reads, "head_tokens", "frozen_backbone", *CURRICULUM)
+    reads = (*DrafterConfig.reads, "frozen_backbone", *LAMBDA_KEYS)
     new = {"shift_label": True}
     needed, own_keys = ("shift_label",), ("projector_type",)
 

@@ -80,7 +80,7 @@ class Eagle3Loss:
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """As Loss.block_sums, [J] each. outputs.extra: the target's logits over the draft vocabulary [n, V_d], and the
         place of its choice in there, int32 [n], -1 where it is not."""
-        log_q, weights, (teacher, choice) = jax.nn.log_softmax(outputs.base), labels.label_weights, outputs.extra
+        log_q, weights, (teacher, choice) = jax.nn.log_softmax(outputs.base), labels.mask, outputs.extra
         log_p = teacher - jax.nn.logsumexp(outputs.target, axis=-1, keepdims=True)
         taught = weights * (choice >= 0)[:, None]
         losses = -jnp.einsum("sv,sjv->sj", jax.nn.softmax(teacher, axis=-1), log_q)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.method.config import BLOCKS, DrafterConfig
+from domino_jax.method.config import BLOCK_KEYS, DrafterConfig
 from domino_jax.method.config_keys import number, read_key, read_switch, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head
@@ -129,13 +129,13 @@ class MarkovLoss(Loss):
     mixes = False
     # With a target: tau_probabilistic is the expected tokens of a round. With a confidence head the last two.
     figures = Loss.figures | {
-        "l1_loss": ("l1", "weight"),
+        "l1_loss": ("l1", "divisor"),
         "tau_probabilistic": ("expected", "blocks"),
         "teacher_agreement": ("agrees", "labels"),
         "teacher_top1_prob": ("target_top1", "labels"),
         "draft_top1_prob": ("draft_top1", "labels"),
-        "confidence_loss": ("bce", "weight"),
-        "confidence_abs_error": ("confidence_error", "weight"),
+        "confidence_loss": ("bce", "divisor"),
+        "confidence_abs_error": ("confidence_error", "divisor"),
     }
 
     @property
@@ -159,7 +159,7 @@ class MarkovLoss(Loss):
         if outputs.target is None:
             return sums
         q, p = jax.nn.softmax(outputs.final), jax.nn.softmax(outputs.target)
-        valid, weights = labels.label_weights, labels.loss_weights
+        valid, weights = labels.mask, labels.slot_weights
         distance = 2.0 * total_variation(outputs.final, outputs.target)
         accepted = jax.lax.stop_gradient(jnp.clip(1.0 - distance / 2.0, 0.0, 1.0))
         agrees = jnp.argmax(outputs.final, axis=-1) == jnp.argmax(outputs.target, axis=-1)
@@ -179,7 +179,7 @@ class MarkovLoss(Loss):
 
     def total(self, sums: Sums) -> jax.Array:
         weighted = zip(self.weights, ("final_loss", "l1", "bce"), strict=True)
-        return sum(share * sums[name] for share, name in weighted if name in sums) / (self.weight + EPSILON)
+        return sum(share * sums[name] for share, name in weighted if name in sums) / (self.divisor + EPSILON)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -204,7 +204,7 @@ class MarkovConfig(DrafterConfig):
         "head.joint": "markov_head.joint_proj",
         "head.confidence_proj": "confidence_head.proj",
     }
-    reads = (*BLOCKS, "head_tokens", "frozen_backbone")
+    reads = (*BLOCK_KEYS, "frozen_backbone")
     new = {"shift_label": True}
     fixed = {"projector_type": PROJECTOR, "shift_label": True, "pure_draft_prefix_len": 0, "dspark_bonus_anchor": False}
     own_keys = ("projector_type",)

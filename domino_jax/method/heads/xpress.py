@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
-from domino_jax.method.config import BLOCKS, DrafterConfig
+from domino_jax.method.config import BLOCK_KEYS, DrafterConfig
 from domino_jax.method.config_keys import integer, read_key, refuse_other_layout, section
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head
@@ -42,7 +42,7 @@ class XpressHead(Head):
         self.mix = self.param("mix", nn.initializers.zeros, (rank, c.block_size, c.block_size))
 
     def initial_state(self, *batch: int) -> jax.Array:
-        """The vectors a_j of all slots, those that are not known zero: float32 [*batch, G, E]."""
+        """The vectors a_j of all slots, zero until they are known: float32 [*batch, G, E]."""
         return jnp.zeros((*batch, self.config.block_size, self.config.xpress_rank), jnp.float32)
 
     def z_terms(self, z: Hidden) -> jax.Array:
@@ -110,7 +110,7 @@ class XpressLoss(Loss):
         Σ min(p, q) of F⁰ and U."""
         terms = ("tf_loss", "ce_loss", "tv_loss", "consistency_loss", "base_anchor_loss", *self.round_names)
         rates = {name: (name, "labels") for name in ("accept_rate", "base_accept_rate")}
-        return Loss.figures | {name: (name, "weight") for name in terms} | rates
+        return Loss.figures | {name: (name, "divisor") for name in terms} | rates
 
     @property
     def blocks_at_once(self) -> int:
@@ -137,7 +137,7 @@ class XpressLoss(Loss):
         return default._replace(outputs_of=refined, states=states)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        valid, (rounds, decay) = labels.label_weights, outputs.extra
+        valid, (rounds, decay) = labels.mask, outputs.extra
         token = labels.ids if self.ce_from_data else jnp.argmax(outputs.target, axis=-1)
         weights = valid * decay
 
@@ -165,7 +165,7 @@ class XpressLoss(Loss):
     def total(self, sums: Sums) -> jax.Array:
         consistency, base = self.weights[2:]
         total = sums["tf_loss"] + consistency * sums["consistency_loss"] + base * sums["base_anchor_loss"]
-        return total / (self.weight + EPSILON)
+        return total / (self.divisor + EPSILON)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -189,7 +189,7 @@ class XpressConfig(DrafterConfig):
         **{f"head.mlp_{part}": f"xpress_head.mlp.{part}_proj" for part in ("gate", "up", "down")},
         "head.": "xpress_head.",
     }
-    reads = (*BLOCKS, "frozen_backbone")
+    reads = (*BLOCK_KEYS, "frozen_backbone")
     extra_slots = property(lambda self: self.first_slot)
     passes = property(lambda self: self.xpress_num_passes)
 
