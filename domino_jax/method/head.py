@@ -175,7 +175,7 @@ class Head(nn.Module):
         return multiply(code.astype(self.dtype), self._last_kernel(), logits=True)
 
     def _last_kernel(self) -> Matrix:
-        """The matrix [E, N], however it is stored (drafter.rows_together)."""
+        """The matrix [E, N], however it is stored (rows_together)."""
         stored = self.up.variables["params"]
         if "rows" not in stored:
             return in_use(stored["kernel"], None if self.whole else "up", self.dtype)
