@@ -64,7 +64,7 @@ def decode_prompts(
     with RunFiles(output, info.origin(), restart) as files:
         refuse_continuation(files)
         measured = runner.run(prompts, files)
-        concurrency = measure_concurrency(runner, target.stop_ids, prompts, files, sections["round_widths"])
+    concurrency = measure_concurrency(runner, target.stop_ids, prompts, sections["round_widths"])
     write_answers(output, prompts, codec, settings)
     report = build_report(sections, measured.runs, measured.tasks, concurrency, runner.time_rounds(prompts))
     write_report(output, report)
@@ -81,28 +81,18 @@ def refuse_continuation(files: RunFiles) -> None:
 
 
 def measure_concurrency(
-    runner: "Runner",
-    stop_ids: Sequence[int],
-    prompts: Sequence[Prompt],
-    files: RunFiles,
-    widths: Mapping[str, int],
+    runner: "Runner", stop_ids: Sequence[int], prompts: Sequence[Prompt], widths: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
-    """By each batch size of decode.concurrency, the figures of every mode. widths: of figures_of.
-
-    First turns only. A size that `files` already holds is not measured again.
-    """
+    """By batch size of decode.concurrency, the figures of every mode, of first turns only. widths: of figures_of."""
     first_turns = [dataclasses.replace(prompt, later_turns=(), task=None) for prompt in prompts]
-    done = {record["concurrency"]: record["modes"] for record in files.records if "concurrency" in record}
-    settings = runner.generator.settings
+    settings, levels = runner.generator.settings, {}
     for size in settings.concurrency:
-        if size not in done:
-            resized = runner
-            if size != settings.batch_size:  # else nothing has to be compiled again
-                generator = new_generator(runner.models, settings.change(batch_size=size), stop_ids)
-                resized = dataclasses.replace(runner, generator=generator)
-            done[size] = figures_of(resized.run(first_turns).runs, widths)
-            files.append({"concurrency": size, "modes": done[size]}, [])
-    return {str(size): done[size] for size in settings.concurrency}
+        resized = runner
+        if size != settings.batch_size:  # else nothing has to be compiled again
+            generator = new_generator(runner.models, settings.change(batch_size=size), stop_ids)
+            resized = dataclasses.replace(runner, generator=generator)
+        levels[str(size)] = figures_of(resized.run(first_turns).runs, widths)
+    return levels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,12 +159,10 @@ class Runner:
 
     def run(self, prompts: Sequence[Prompt], files: RunFiles | None = None) -> Measured:
         """Decodes all prompts; groups that `files` holds from earlier starts are counted and not run again."""
-        modes, measured, done = self.modes, Measured(self.modes), 0
+        modes, measured, done = self.modes, Measured(self.modes), len(files.records) if files else 0
         groups = plan_groups(prompts, self.generator.settings.batch_size)
         for record, rows in files.replay() if files else ():
-            if "group" in record:
-                measured.add(record, rows)
-                done += 1
+            measured.add(record, rows)
         total, before = (sum(group.turns for group in some) * len(modes) for some in (groups, groups[:done]))
         name = f"decode, {self.generator.settings.batch_size} at a time"
         with Progress(name, total=total, done=before) as progress:

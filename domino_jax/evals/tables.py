@@ -74,7 +74,8 @@ def same_count(counts: Mapping[str, Any] | None) -> str:
     """As "62 of 64 (2 near ties)"; a dash for a mode that was not compared."""
     if counts is None:
         return NOTHING
-    notes = [f"{counts['near_ties']} near ties"] * bool(counts["near_ties"])
+    ties = counts["near_ties"]
+    notes = [f"{ties} near tie{'s' * (ties > 1)}"] * bool(ties)
     notes += [f"{counts['violations']} UNEXPLAINED"] * bool(counts["violations"])
     return f"{counts['same']} of {counts['of']}" + (f" ({', '.join(notes)})" if notes else "")
 
