@@ -77,26 +77,22 @@ def main(flags: cli.Flags) -> None:
         if not flags.output:
             return at_terminal(flags, loader)
 
-        # 4. The output folder, refused before minutes of loading.
+        # 4. The output folder, target and prompts.
         output, source = output_folder(flags.output), prompt_source(flags)
-        if distributed.is_primary():
-            output.mkdir(parents=True, exist_ok=True)
-
-        # 5. Target and prompts.
         loaded = loader.target()
         codec = TextCodec(loaded.tokenizer, settings.thinking)
         rows, source = read_rows(source, config, loaded.tokenizer)
         report_limit(source, len(rows))
         prompts = prepare_prompts(rows, codec)
 
-        # 6. The drafter, and the prompts that there is room for.
+        # 5. The drafter, and the prompts that there is room for.
         info = run_info(flags, settings, source)
         models = loader.models(loaded, path, settings.modes)
         if models.drafter:
             settings = lower_to_drafter(settings, models.drafter.config)
         prompts = prompts_with_room(new_generator(models, settings), prompts, codec, config.data.skip_bad_rows)
 
-        # 7. Decoding, and the report.
+        # 6. Decoding, and the report.
         report = decode_prompts(loaded, models, settings, prompts, info, output)
         if distributed.is_primary():
             console_table(report)

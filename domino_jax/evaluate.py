@@ -137,7 +137,6 @@ def main(flags: cli.Flags) -> int:
         if unused := [key for key in table if key not in {"0", *widths}]:
             say(f"note: {path} has no τ with {', '.join(unused)} drafts of its table, only with {', '.join(widths)}.")
     if distributed.is_primary():
-        output.mkdir(parents=True, exist_ok=True)
         write_evaluation(output, evaluation)
         console_evaluation(evaluation)
     say(f"written to {output}")

@@ -28,7 +28,7 @@ from domino_jax.data.token_counts import order_of_rows
 from domino_jax.decoding.answers import TargetAnswer, read_answers
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.plots import plot_run
-from domino_jax.evals.report import console_table, read_report, refuse_file
+from domino_jax.evals.report import console_table, read_report
 from domino_jax.forecast import dry_run
 from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, stored_config
 from domino_jax.method.state import TrainState
@@ -70,7 +70,6 @@ def main(flags: cli.Flags) -> int | None:
     train, target, recipe = config.train, config.target, loading.resolved(config)
     workdir = open_path(flags.workdir).expanduser()
     with access(workdir):
-        refuse_file(workdir)
         if not (workdir / "config.json").exists():  # else the keys of the run before count too
             refuse_unknown(flags.allow_config_change, flatten(recipe))
     if is_finished(workdir, config, recipe, flags.allow_config_change):

@@ -103,15 +103,13 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     from domino_jax.evals.plots import write_plots  # here: a decoding at the terminal needs no matplotlib
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     images = {name: (folder / PLOTS / name).read_bytes() for name in write_plots(folder / PLOTS, report)}
     write_whole(folder / PAGE, render_page(report, images))
     write_json(folder / REPORT, report)
 
 
 def read_report(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """The report of a finished run, None when there is none. DataError: it is damaged; DominoError: of refuse_file."""
-    refuse_file(epath.Path(folder))
+    """The report of a finished run, None when there is none. DataError: it is damaged, or of another version."""
     path = epath.Path(folder) / REPORT
     if not path.is_file():
         return None
@@ -122,21 +120,15 @@ def read_report(folder: str | os.PathLike) -> dict[str, Any] | None:
 
 
 def output_folder(path: str) -> Path:
-    """The local folder of --output; a DominoError for an address in a bucket, or where a file is in its place."""
+    """The local folder of --output, created before anything is loaded; a DominoError for an address in a bucket."""
     if is_remote(path):
         raise DominoError(
             f"--output={path} is in a bucket, and this command writes to local folders; copy the folder when it is"
             " finished."
         )
     folder = Path(path).expanduser()
-    refuse_file(epath.Path(folder))
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def refuse_file(folder: epath.Path) -> None:
-    """Raises DominoError where a file is in the folder's place, before anything runs."""
-    if folder.exists() and not folder.is_dir():
-        raise DominoError(f"{folder} is a file, but a folder is needed there; move it, or choose another folder.")
 
 
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:

@@ -218,4 +218,4 @@ def test_a_file_in_the_place_of_the_output_is_refused_before_anything_is_loaded(
     path.write_text("")
     argv = arguments(write_prompts(tmp_path, GOOD), path, config__target__path="./nowhere")
     code, _, error = start(capsys, argv)
-    assert code == 2 and f"{path} is a file" in error and len(error.strip().splitlines()) == 1
+    assert code == 2 and f"{path} cannot be opened or written: File exists" in error

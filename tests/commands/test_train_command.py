@@ -188,7 +188,7 @@ def test_a_file_in_the_place_of_the_workdir_is_refused_before_anything_is_loaded
     path.write_text("")
     assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
     message = capsys.readouterr().err
-    assert f"{path} is a file" in message and len(message.splitlines()) == 1
+    assert f"{path} cannot be opened or written: File exists" in message and len(message.splitlines()) == 2
 
 
 @pytest.mark.parametrize("when", [{"config__eval__every": 1}, {"config__eval__final": True}])
