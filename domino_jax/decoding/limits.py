@@ -40,15 +40,22 @@ class Limits:
         """The most tokens that a prompt with `new_tokens` of answer may have."""
         return min(self.positions, self.settings.cache_length - self.block_rows) - new_tokens
 
-    def check_positions(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
-        """Raises DataError when these tokens together have more positions than a model knows.
+    def check_room(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
+        """Raises DataError when these tokens together have more positions than a model knows, or more cache rows.
 
-        The slots of a round's block after the last token may be beyond them, because nothing of these is emitted.
+        The slots of a round's block after the last token may be beyond the positions, because none of these is emitted.
         """
         if prompt_tokens + new_tokens > self.positions:
             raise DataError(
                 f"{name} has {prompt_tokens} tokens and asks for {new_tokens} more, but the {self.model}'s"
                 f" max_position_embeddings is {self.positions}; shorten the prompt or lower max_new_tokens."
+            )
+        needed = prompt_tokens + new_tokens + self.block_rows
+        if needed > self.settings.cache_length:
+            raise DataError(
+                f"{name} needs {needed} cache rows ({prompt_tokens} prompt + {new_tokens} new + {self.block_rows}"
+                f" block), but decode.cache_length is {self.settings.cache_length}; raise it, or shorten the prompt or"
+                " max_new_tokens."
             )
 
     def check_prompt(self, prompt: Sequence[int], new_tokens: int, name: str) -> None:
@@ -63,11 +70,4 @@ class Limits:
                 f"{name} asks for {new_tokens} new tokens, but the buffer holds 1 to {self.settings.max_new_tokens}"
                 " (max_new_tokens); change one of them."
             )
-        self.check_positions(len(prompt), new_tokens, name)
-        needed = len(prompt) + new_tokens + self.block_rows
-        if needed > self.settings.cache_length:
-            raise DataError(
-                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {new_tokens} new + {self.block_rows} block),"
-                f" but decode.cache_length is {self.settings.cache_length}; raise it, or shorten the prompt or"
-                " max_new_tokens."
-            )
+        self.check_room(len(prompt), new_tokens, name)

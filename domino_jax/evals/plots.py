@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from domino_jax.decoding.evaluate import WIDTHS
 from domino_jax.runtime.files import write_whole
 from domino_jax.training.metrics import read_rows
 
-DOTS_PER_INCH = 144
+SIZE, DOTS_PER_INCH = {"figsize": (7, 3.8), "layout": "constrained"}, 144  # inches
 
 # One colour per mode in every picture, distinct also without red or green vision.
 COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "draft": "#0072B2", "domino": "#0072B2"}
@@ -41,7 +40,7 @@ def write_plots(folder: os.PathLike, report: Mapping[str, Any]) -> list[str]:
 
 
 def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
-    figure = new_figure()
+    figure = Figure(**SIZE)
     axes = figure.add_subplot()
     each = 0.8 / len(modes)
     for index, (mode, figures) in enumerate(modes.items()):
@@ -76,19 +75,12 @@ def draw_lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], colours: Mapping[str, str] | None = None, **texts: str
 ) -> Figure:
     """A picture of lines, {label: points}. texts: title, xlabel and ylabel."""
-    figure = new_figure()
+    figure = Figure(**SIZE)
     axes = figure.add_subplot(**texts)
     for label, points in lines.items():
         columns = zip(*points, strict=True) if points else ((), ())
         axes.plot(*columns, color=colours.get(label) if colours else None, marker=".", label=label)
     tidy(axes)
-    return figure
-
-
-def new_figure() -> Figure:
-    """An empty picture; no window and no global state."""
-    figure = Figure(figsize=(7, 3.8), layout="constrained")  # inches
-    FigureCanvasAgg(figure)
     return figure
 
 

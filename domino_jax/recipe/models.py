@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
-from domino_jax.method.drafters import CONFIGS, AnyConfig
+from domino_jax.decoding.settings import BASELINE, DecodeSettings, refused_mode
+from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.pair import Pair
 from domino_jax.models import sharding
 from domino_jax.runtime.distributed import say
@@ -42,28 +42,6 @@ def decode_mesh(data: int, tensor: int, batch_size: int, key: str = "decode.batc
 
 def needs_drafter(modes: Sequence[str]) -> bool:
     return any(mode != BASELINE for mode in modes)
-
-
-def named_drafter(path: str | None, modes: Sequence[str]) -> str:
-    """The path of the drafter that `modes` need; a DominoError without one."""
-    if not path:
-        raise DominoError(
-            f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,\n"
-            f"or decode without one: --config.decode.modes=\"('{BASELINE}',)\"."
-        )
-    return path
-
-
-def check_head(head: str, modes: Sequence[str]) -> None:
-    """Refuses modes that a drafter with this head does not have."""
-    kind = CONFIGS[head]
-    supported = supported_modes(modes, kind)
-    for mode in modes:
-        if mode not in supported:
-            others = tuple(dict.fromkeys((BASELINE, *supported, DRAFT)))
-            raise DominoError(
-                f'decode.modes holds {mode}, but {refused_mode(mode, kind)}:\n--config.decode.modes="{others}".'
-            )
 
 
 def refuse_other_head(head: str, named: str | None, path: str) -> None:
@@ -125,10 +103,16 @@ class Loader:
         """The target with the drafter that `modes` need."""
         if not needs_drafter(modes):
             return load_models(loaded, None)
-        path = named_drafter(drafter_path, modes)
-        models = load_models(loaded, path, self._place(), self.settings.drafting)
-        refuse_other_head(models.drafter.config.head, self.head, path)
-        check_head(models.drafter.config.head, modes)
+        if not drafter_path:
+            raise DominoError(
+                f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,"
+                f" or decode without one: --config.decode.modes=\"('{BASELINE}',)\"."
+            )
+        models = load_models(loaded, drafter_path, self._place(), self.settings.drafting)
+        drafter = models.drafter.config
+        refuse_other_head(drafter.head, self.head, drafter_path)
+        for refused in filter(None, (refused_mode(mode, drafter) for mode in modes)):
+            raise DominoError(f"decode.modes has a mode that this drafter lacks: {refused}.")
         return models
 
     def _place(self):

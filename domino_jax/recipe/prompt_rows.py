@@ -119,18 +119,10 @@ def prompts_with_room(
 
 
 def _check_prompt(generator: Generator, prompt: Prompt, codec: TextCodec) -> None:
-    where = f"prompt {prompt.id}"
+    where, last = f"prompt {prompt.id}", prompt
     generator.check_prompt(prompt.token_ids, where, prompt.request)
-    if not prompt.later_turns:
-        return
-    turns, last, limits = prompt.turns_left, prompt, generator.limits
     while last.later_turns:
         last = last.next_turn("", codec)
-    tokens, most, slots = len(last.token_ids), limits.settings.max_new_tokens, limits.settings.cache_length
-    limits.check_positions(tokens, turns * most, f"{where}, of {turns} turns,")
-    longest = tokens + turns * most + limits.block_rows
-    if longest > slots:
-        raise DataError(
-            f"{where} has {turns} turns, which may need {longest} cache rows with {most} new tokens each, but"
-            f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
-        )
+    if last is not prompt:
+        turns, most = prompt.turns_left, generator.limits.settings.max_new_tokens
+        generator.limits.check_room(len(last.token_ids), turns * most, f"{where}, of {turns} turns,")

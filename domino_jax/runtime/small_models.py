@@ -3,9 +3,10 @@
 XLA:CPU divides every product between its threads. For a small model handing over the parts costs more than it saves.
 """
 
-import importlib.metadata
 import os
 import pathlib
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -27,7 +28,8 @@ def use_one_thread(target: str) -> str | None:
     """
     size = sum(file.stat().st_size for file in pathlib.Path(target).expanduser().glob("*.safetensors"))
     chosen = any(name in os.environ for name in ("XLA_FLAGS", *THREADS))
-    if chosen or not 0 < size < SMALL or usable_cores() == 1 or _has_accelerator():
+    plugged = find_spec("libtpu") or entry_points(group="jax_plugins")
+    if chosen or not 0 < size < SMALL or usable_cores() == 1 or (plugged and os.environ.get("JAX_PLATFORMS") != "cpu"):
         return None
     os.environ[THREADS[0]] = "1"
     return f"one thread: {target} has {size / 2**20:.0f} MB of weights (set {THREADS[0]} for more threads)"
@@ -50,10 +52,3 @@ def restart_with_one_thread(target: str, params: Any) -> Any:
 def has_one_thread() -> bool:
     """Whether XLA:CPU was given one thread."""
     return any(os.environ.get(name) == "1" for name in THREADS)
-
-
-def _has_accelerator() -> bool:
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        return False
-    names = {dist.metadata["Name"] for dist in importlib.metadata.distributions()}
-    return "libtpu" in names or bool(importlib.metadata.entry_points(group="jax_plugins"))

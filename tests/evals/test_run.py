@@ -119,7 +119,7 @@ def test_a_conversation_has_to_fit_at_its_longest():
         prompts_with_room(generator, prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC, False)
 
     check(Answering(), 9)
-    with pytest.raises(DataError, match="talk has 13 turns, which may need 205 cache rows .*cache_length is 200"):
+    with pytest.raises(DataError, match="talk, of 13 turns, needs 205 cache rows .*cache_length is 200"):
         check(Answering(), 12)
     with pytest.raises(DataError, match="talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150;"):
         check(Answering(positions=150), 9)
