@@ -1,6 +1,6 @@
 """Which ends of a run start it again, how often and how fast: the one table that every launcher follows.
 
-Launchers written in Python import it; gke, xpk and skypilot hand its numbers on, and a test holds slurm.sbatch against
+Launchers written in Python import it; gke and xpk hand its numbers on, and a test holds slurm.sbatch against
 it. Codes are a shell's: 128 + n is death by signal n. docs/commands.md explains the others.
 """
 
