@@ -57,17 +57,13 @@ def _drafter() -> Section:
         # Absent: the target's; a smaller one buys layers.
         intermediate_size=Key(int, least=1, most=LIMITS["intermediate_size"], shape=True),
         block_size=Key(16, least=2, most=LARGEST_BLOCK, shape=True),  # an anchor and a draft at least
-        # Taps of convolutions inside a block, with any head. 0: none. Absent: 2 with the head dflash2, else none.
-        conv_kernel_size=Key(int, least=0, shape=True),
         # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
         # True, the other block drafters False.
         shift_label=Key(bool),
-        # Above 0: draft layers read a window of the text, and no later slot of their block; sliding_layers names them,
-        # counted from 0 (absent: all).
+        # Above 0: draft layers read a window of this many tokens of the text, and no later slot of their block.
         sliding_window=Key(0, least=0),
-        sliding_layers=Key(tuple, of=int, least=0),
         target_layer_ids=Key(tuple, of=int, least=0, shape=True),  # absent: spread over the target by the public rule
-        mask_token_id=Key(int, least=0),  # absent: <|mask|>, or the first row past the tokenizer
+        mask_token_id=Key(int, least=0),  # absent: <|mask|>, or an id that the tokenizer gives to no token
         # A section per head: drafter.domino.emb_dim, drafter.markov.rank, …
         **{head: section(**keys) for head, config in CONFIGS.items() if (keys := config.recipe_keys())},
     )

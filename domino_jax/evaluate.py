@@ -81,7 +81,7 @@ def main(flags: cli.Flags) -> int:
 
     # 3. The devices, and the answers, made by a server or the target where none are given.
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
-    real = {"parity": "near_tie", "concurrency": (), "ignore_eos": False}
+    real = {"parity": "near_tie", "concurrency": ()}
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
     use_exact_matmuls(settings.dtype)
     loader = loader_of(flags, settings)

@@ -33,7 +33,7 @@ from domino_jax.forecast import dry_run
 from domino_jax.method.drafters import CONFIGS, AnyConfig, AnyDrafter, stored_config
 from domino_jax.method.state import TrainState
 from domino_jax.models import sharding
-from domino_jax.recipe import builders, cli, loading, rules
+from domino_jax.recipe import builders, cli, loading, restart, rules
 from domino_jax.recipe.final_decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment, sizes
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
@@ -112,7 +112,7 @@ def main(flags: cli.Flags) -> int | None:
         #    1. The newest intact checkpoint is restored. It is refused if its recipe or data are others.
         #    2. Without a checkpoint the state is new, with the weights that the recipe takes from other drafters.
         #    3. The recipe is written to the workdir: a refused one must not replace that of the checkpoint.
-        #    4. The pre-flight looks at the rows, unless there was a checkpoint.
+        #    4. The pre-flight looks at the rows, unless the checkpoint was trained on these and for this target.
         #    5. The data go on after the checkpoint's batches, and rows of metrics.jsonl after its step are dropped.
         #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
         meta = {"config": recipe, "data": batches.fingerprint, "target": identity}
@@ -126,8 +126,11 @@ def main(flags: cli.Flags) -> int | None:
             done, position = 0, None
             state = builders.with_stored_weights(make_state(run_key), drafter_config, train, loaded)
         report_start(restored, workdir, mesh, state, loaded)
-        write_run_files(workdir, recipe, drafter_config, batches)
-        if not restored:
+        for line in restart.changes(restored.meta, meta, done) if restored else ():
+            say(line)
+        same_rows = restored and all(restored.meta[name] == meta[name] for name in ("data", "target"))
+        write_run_files(workdir, recipe, drafter_config, batches, bool(same_rows))
+        if not same_rows:
             run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, batches.fingerprint, config.seed)
 
         # 6. The steps, and what happens between them.
@@ -260,7 +263,7 @@ def final_drafter_config(config, loaded: LoadedTarget, batches: Batches, workdir
     mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
     drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
     stored = None
-    if any((workdir / "checkpoints").glob("[0-9]*")):
+    if restart.has_checkpoints(workdir):
         stored = hf.read_json(workdir, export.DRAFTER_CONFIG, required=False).get("draft_tokens")
     if stored and not drafter_config.has_backbone and len(stored) == drafter_config.draft_vocab_size:
         return drafter_config.with_draft_tokens(stored)
@@ -280,17 +283,21 @@ def report_start(
     say(f"target, frozen: {sizes.parameter_line(loaded.params)}")
 
 
-def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig, batches: Batches) -> None:
+def write_run_files(
+    workdir: epath.Path, recipe: dict, drafter_config: AnyConfig, batches: Batches, same_rows: bool
+) -> None:
+    """same_rows: the run goes on with the rows that its files describe."""
     if not distributed.is_primary():
         return
     write_json(workdir / "config.json", recipe)
     write_json(workdir / "drafter_config.json", stored_config(drafter_config))
     write_json(workdir / "env.json", environment.environment())
-    if drafter_config.has_backbone and not (workdir / hf.TOKEN_ORDER).exists():
+    if drafter_config.has_backbone and not (same_rows and (workdir / hf.TOKEN_ORDER).exists()):
         write_whole(workdir / hf.TOKEN_ORDER, order_bytes(order_of_rows(batches.rows, drafter_config.vocab_size)))
-    if batches.rows.num_held_out_prompts:
-        rows = batches.rows.held_out_prompts()
-        write_whole(workdir / "held_out.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    if rows := batches.rows.held_out_prompts():
+        write_whole(workdir / restart.HELD_OUT, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    else:  # they are trained on now
+        (workdir / restart.HELD_OUT).unlink(missing_ok=True)
 
 
 def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[..., None]:

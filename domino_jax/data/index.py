@@ -139,9 +139,12 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
     measured, bad = [np.zeros((0, MEASURED), np.int64)], BadRows()
-    counts = dict.fromkeys(files, 0)
+    counts, first_rows = dict.fromkeys(files, 0), {}
     with _measure_all(tasks, encoder) as results, Progress("reading rows", sum(map(len, spans)), after=PATIENCE) as bar:
-        for (file, _, lines), (rows, bad_rows) in zip(tasks, results, strict=True):
+        for (file, _, lines), (rows, bad_rows, first_places) in zip(tasks, results, strict=True):
+            before = sum(counts.values())
+            for token, place in first_places.items():
+                first_rows.setdefault(token, before + place)
             counts[file] += len(rows)
             measured.append(rows)
             bad.join(bad_rows)
@@ -157,6 +160,8 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
         usable=usable > 0,
         prompts=prompts.astype(np.int32),
         prompt_hashes=hashes,
+        tokens=np.fromiter(first_rows.keys(), np.int32),
+        first_rows=np.fromiter(first_rows.values(), np.int64),
         bad=np.asarray(bad.count),
     )
     return index, bad
@@ -193,12 +198,13 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
         pool.shutdown(cancel_futures=True)
 
 
-def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple[np.ndarray, BadRows]:
-    """int64 [rows, MEASURED] for lines [first, first + len(spans)) of a file, and the lines that cannot be used.
+def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple:
+    """int64 [rows, MEASURED] for lines [first, first + len(spans)) of a file, the lines that cannot be used, and
+    {token: place of the first row with an anchor that has it}.
 
     The columns are those of Index from `spans` to `prompt_hashes`.
     """
-    out, bad = [], BadRows()
+    out, bad, texts = [], BadRows(), [np.zeros(0, np.int32)]
     base = int(spans[0, 0])
     block = read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):
@@ -216,7 +222,11 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
         for part, row in enumerate(rows):
             sizes = len(row.token_ids), int(row.loss_mask.sum()), has_anchor(row.loss_mask)
             out.append((start, end, number, part, *sizes, 0 if part else prompt, shared))
-    return np.asarray(out, np.int64).reshape(-1, MEASURED), bad
+            texts.append(row.token_ids if sizes[-1] else row.token_ids[:0])
+    tokens, places = np.unique(np.concatenate(texts), return_index=True)
+    rows_of = np.repeat(np.arange(len(out)), [len(text) for text in texts[1:]])[places]
+    first_places = dict(zip(tokens.tolist(), rows_of.tolist(), strict=True))
+    return np.asarray(out, np.int64).reshape(-1, MEASURED), bad, first_places
 
 
 _encoder: RowEncoder | None = None  # of this worker process
@@ -237,5 +247,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _measure_in_worker(task: tuple) -> tuple[np.ndarray, BadRows]:
+def _measure_in_worker(task: tuple) -> tuple:
     return _measure(_encoder, *task)

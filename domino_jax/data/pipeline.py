@@ -8,7 +8,8 @@ batches from the lengths and encodes only its own rows of them.
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from domino_jax.data import index as indexing
 from domino_jax.data.index import ProcessShare
@@ -29,6 +30,7 @@ def make_batches(
     *,
     seed: int,
     held_out: int = 0,
+    held_out_before: Sequence[Mapping[str, Any]] = (),
     skip_bad: bool = False,
 ) -> "Batches":
     """The data of a run, indexed; `Batches.start` begins to read.
@@ -37,13 +39,14 @@ def make_batches(
       pattern: one file, or a glob (sources.py).
       encoder: cuts rows to layout.max_length.
       held_out: prompts whose rows are left out of training (held_out.py); fewer if there is little data.
+      held_out_before: prompt rows of an earlier start; where there are some, these are held out, whatever the data.
       skip_bad: rows that cannot be used are left out and counted.
     Raises DominoError: a pattern that names nothing. DataError: rows that cannot be used, with file and line.
     """
     files = open_files(pattern, share.cache)
     fingerprint = indexing.fingerprint(files, encoder)
     index = indexing.load_or_build(files, encoder, fingerprint, share, skip_bad=skip_bad)
-    rows = _usable_rows(pattern, files, index, encoder, held_out)
+    rows = _usable_rows(pattern, files, index, encoder, held_out, held_out_before if held_out else ())
     batches = Batches(
         rows=rows,
         fingerprint=hashlib.sha256(f"{fingerprint} {rows.num_held_out}".encode()).hexdigest(),
@@ -67,10 +70,10 @@ def make_batches(
 
 
 def _usable_rows(
-    pattern: str, files: Sequence[DataFile], index: Index, encoder: RowEncoder, held_out: int
+    pattern: str, files: Sequence[DataFile], index: Index, encoder: RowEncoder, *held_out: Any
 ) -> TrainingRows:
     """The usable rows; a DataError without any."""
-    rows = TrainingRows(files, index, encoder, held_out)
+    rows = TrainingRows(files, index, encoder, *held_out)
     if not rows.num_read:
         raise DataError(f"{pattern}: its files hold no rows; name files with rows.")
     if not len(rows):

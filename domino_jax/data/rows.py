@@ -1,7 +1,7 @@
 """Training rows by number: which are usable, their length and place, and their tokens on demand."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ class Index:
     after truncation. usable bool [N]: the row has an anchor.
     prompts int32 [N]: of a line's first row the tokens before the first supervised one, of its other rows 0.
     prompt_hashes int64 [N]: their held_out.prompt_hash, for all rows of a line that of the first.
+    tokens int32 [I], first_rows int64 [I]: the tokens of rows with an anchor, and the first row with each.
     bad int64 []: further rows, which cannot be used and are left out.
     """
 
@@ -97,6 +98,8 @@ class Index:
     usable: np.ndarray
     prompts: np.ndarray
     prompt_hashes: np.ndarray
+    tokens: np.ndarray
+    first_rows: np.ndarray
     bad: np.ndarray
 
 
@@ -107,12 +110,24 @@ class TrainingRows:
     usable row exactly once. A row's id is its number over all files in order.
 
     held_out: prompts to leave out of training (held_out.hold_out), each at most half of max_length long.
+    held_out_before: prompt rows to leave out in their place, if there are some.
     """
 
-    def __init__(self, files: Sequence[DataFile], index: Index, encoder: RowEncoder, held_out: int = 0):
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        index: Index,
+        encoder: RowEncoder,
+        held_out: int = 0,
+        held_out_before: Sequence[Mapping[str, Any]] = (),
+    ):
+        count = 0 if held_out_before else held_out
         left_out, self._held_out = hold_out(
-            index.prompts, index.prompt_hashes, index.usable, held_out, encoder.max_length // 2
+            index.prompts, index.prompt_hashes, index.usable, count, encoder.max_length // 2
         )
+        self._held_out_before = list(held_out_before)
+        hashes = [prompt_hash(np.asarray(row["token_ids"], np.int32)) for row in held_out_before]
+        left_out |= index.usable & np.isin(index.prompt_hashes, hashes)
         self._files = files
         self._index = index
         self._encoder = encoder
@@ -121,7 +136,7 @@ class TrainingRows:
         self.usable = np.flatnonzero(index.usable & ~left_out)  # ids, int64
         self.num_read = len(index.lengths)
         self.num_bad = int(index.bad)  # further rows, which cannot be used and are left out
-        self.num_held_out_prompts = len(self._held_out)
+        self.num_held_out_prompts = len(self._held_out) or len(held_out_before)
         self.num_held_out = int(left_out.sum())  # rows with these prompts
         self.num_skipped = self.num_read - self.num_held_out - len(self)  # without an anchor
         self.num_evaluated = 0  # of count_evaluated
@@ -139,6 +154,10 @@ class TrainingRows:
         self.num_evaluated = int(np.isin(self._index.prompt_hashes[self.usable], list(hashes)).sum())
         return self.num_evaluated
 
+    def first_with(self, token: int) -> int | None:
+        """The id of the first row with an anchor that has a token."""
+        return next(iter(self._index.first_rows[self._index.tokens == token].tolist()), None)
+
     def counts(self) -> dict[str, int]:
         """What preflight.json and model cards state; tokens are those of the usable rows, after truncation."""
         return {
@@ -153,6 +172,8 @@ class TrainingRows:
 
     def held_out_prompts(self) -> list[dict[str, Any]]:
         """A prompt row {"id": file:line of its first row, "token_ids"} for every held-out prompt."""
+        if self._held_out_before:
+            return self._held_out_before
         pairs = zip(self._held_out.tolist(), self._index.prompts[self._held_out].tolist(), strict=True)
         return [{"id": self.where(row), "token_ids": self.read(row).token_ids[:end].tolist()} for row, end in pairs]
 

@@ -151,7 +151,7 @@ class Generator(Programs):
 def new_generator(models: Pair, settings: DecodeSettings, stop_ids: Sequence[int] = ()) -> Generator:
     """The generator of these models, of which only the shapes are read.
 
-    stop_ids: token ids that end an answer, unless ignore_eos. Those outside the vocabulary are dropped, because no
+    stop_ids: token ids that end an answer. Those outside the vocabulary are dropped, because no
         token has them.
 
     Raises:
@@ -161,5 +161,5 @@ def new_generator(models: Pair, settings: DecodeSettings, stop_ids: Sequence[int
     settings.check(vocab, drafter)
     limits = Limits.of(models, settings)
     # An id that no token has keeps the array non-empty without ever stopping a row.
-    stop_ids = sorted({token for token in stop_ids if token < vocab and not settings.ignore_eos}) or [-1]
+    stop_ids = sorted({token for token in stop_ids if token < vocab}) or [-1]
     return Generator(settings, drafter, limits, jnp.asarray(stop_ids, jnp.int32))

@@ -88,7 +88,6 @@ class DecodeSettings:
     # accepted and how long rounds took; in fixed shape it is fixed. serve, regenerate and decode --interactive are
     # adaptive unless the command line sets this key.
     width: str = key("fixed", choices=("fixed", "adaptive"))
-    ignore_eos: bool = key(False)  # every answer has max_new_tokens
     thinking: bool = key(False)  # for the chat template, of prompts and of training rows
     concurrency: tuple[int, ...] = key((), of=int, least=1)  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
     smallest_cache: int = 256

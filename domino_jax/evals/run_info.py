@@ -66,7 +66,7 @@ class RunInfo:
             "drafter": drafter,
             "dtype": settings.dtype,
             "thinking": settings.thinking,
-            "stop_ids": [] if settings.ignore_eos else list(target.stop_ids),
+            "stop_ids": list(target.stop_ids),
             "template_sha256": hashlib.sha256(str(template).encode()).hexdigest() if template else None,
             "batch_size": settings.batch_size,
             "round_widths": widths,

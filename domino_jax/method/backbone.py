@@ -81,20 +81,20 @@ def training_attention(
     anchors: jax.Array,
     keep: jax.Array,
     readable: jax.Array,
-    reach: tuple[int | None, int] = (None, 0),
+    reach: int | None = None,
     starts: jax.Array | None = None,
 ) -> Attention:
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
     A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a window also
-    t ≥ anchor_b + slot - (window-1) or t among the first `sink`, and the `readable` slots of its block. Blocks that are
+    t ≥ anchor_b + slot - (window-1), and the `readable` slots of its block. Blocks that are
     not kept read nothing and get zeros. The context part and the block part are two score arrays under one softmax,
     and only slices.BLOCKS blocks of the context part live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.
         anchors: int32 [B, A].  keep: bool [B, A].
-        readable: bool [G, G], of slots_read.  reach: (window, sink) of DrafterConfig.reach.
+        readable: bool [G, G], of slots_read.  reach: the window, of DrafterConfig.reach.
         starts: int32 [B, A], where the anchor's document begins in a packed row; no key before it is read.
     """
     starts = jnp.zeros_like(anchors) if starts is None else starts
@@ -136,12 +136,12 @@ def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anch
 
 
 def _attend_blocks(
-    context: LayerCache, q, k, v, anchors, starts, keep, reach: tuple[int | None, int], readable: jax.Array
+    context: LayerCache, q, k, v, anchors, starts, keep, reach: int | None, readable: jax.Array
 ) -> jax.Array:
     """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries."""
     context_k, context_v = (x.astype(k.dtype) for x in context)
     batch, kv, _, _, slots, width = q.shape
-    context_mask = _context_mask(anchors, starts, keep, context_k.shape[2], slots, *reach)
+    context_mask = _context_mask(anchors, starts, keep, context_k.shape[2], slots, reach)
     block_mask = readable & keep[:, :, None, None]
     f32 = {"preferred_element_type": jnp.float32}
     # R, A and G as one axis: XLA:CPU makes one matmul of it (15 ms for 30, forward and backward, A 48, G 8, S 224).
@@ -159,13 +159,12 @@ def _attend_blocks(
     return jnp.where(keep[:, None, None, :, None, None], out, 0.0).astype(q.dtype)
 
 
-def _context_mask(anchors, starts, keep, length: int, slots: int, window: int | None, sink: int) -> jax.Array:
+def _context_mask(anchors, starts, keep, length: int, slots: int, window: int | None) -> jax.Array:
     """Marks the context keys that A blocks of G slots read: bool [B, A, G, S]."""
     key_position = jnp.arange(length)
     before = (key_position < anchors[..., None]) & (key_position >= starts[..., None])
     mask = jnp.broadcast_to(before[:, :, None], (*anchors.shape, slots, length))
     if window is not None:
         query_position = anchors[:, :, None] + jnp.arange(slots)
-        near = key_position >= query_position[..., None] - (window - 1)
-        mask &= near | (key_position < starts[:, :, None, None] + sink)
+        mask &= key_position >= query_position[..., None] - (window - 1)
     return mask & keep[:, :, None, None]

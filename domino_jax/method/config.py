@@ -37,8 +37,8 @@ from domino_jax.models.qwen3 import Qwen3Config
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 # Keys of the recipe that not all drafters read: about blocks, and about Domino's curriculum.
-BLOCK_KEYS = ("num_layers", "intermediate_size", "block_size", "conv_kernel_size", "shift_label", "sliding_window")
-BLOCK_KEYS += ("sliding_layers", "target_layer_ids", "mask_token_id", "num_anchors", "remat", "loss", "gamma")
+BLOCK_KEYS = ("num_layers", "intermediate_size", "block_size", "shift_label", "sliding_window")
+BLOCK_KEYS += ("target_layer_ids", "mask_token_id", "num_anchors", "remat", "loss", "gamma")
 LAMBDA_KEYS = ("lambda_start", "lambda_decay_ratio")
 
 
@@ -63,10 +63,9 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     input_embedding_scale: float = field(1.0, quiet=True)
     output_multiplier: float = field(1.0, quiet=True)
     final_logit_softcapping: float | None = field(None, quiet=True)
-    # No keys of a file: decode.draft_vocab, draft_window and draft_sink.
+    # No keys of a file: decode.draft_vocab and draft_window.
     draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
     draft_window: int = 0
-    draft_sink: int = 0
 
     pure_draft_prefix_len = 0  # first drafts of a block that the head leaves as they are; a field of Domino's
     head, title, known_by = "none", "DFlash", ("DFlash", "Domino", "DSpark")

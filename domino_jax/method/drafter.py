@@ -114,7 +114,7 @@ class Drafter(nn.Module):
 
         def attention(layer):
             readable = slots_read(x.shape[1], self.config.window(layer), self.config.causal(layer))
-            mask = block_mask(lengths, readable, slots_of(cache), *self.config.reach(layer))
+            mask = block_mask(lengths, readable, slots_of(cache), self.config.reach(layer))
             return cache_attention(cache[layer], positions, mask)
 
         return self.backbone(x, positions, attention)

@@ -136,17 +136,16 @@ class DraftSettings:
     # matrix is then read once per draft (docs/compilers.md).
     head_candidates: int = key(64, least=0)
     # Passes over the block in which the head of a chain drafts, all slots at once in each. 0: as the drafter's config
-    # says, in most cases slot after slot.
-    head_passes: int = key(0, least=0)
+    # says, in most cases slot after slot. No key of the recipe: for studies.
+    head_passes: int = 0
     # Tokens that can be drafted, the most frequent ones of the training rows' answers. 0: all. The lm_head and the
     # head's last matrix are read for these alone, by the draft and not by the verifying pass (docs/decoding.md). For a
     # drafter without stored counts the answers of data.train are counted.
     draft_vocab: int = key(0, least=0)
     draft_vocab_rows: str | None = None
-    # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the
-    # text. The draft's cache holds no others. It helps a drafter that was trained on short texts with long ones.
+    # Rows at the end of the text that the draft's backbone reads. 0: all of the text. It helps a drafter that was
+    # trained on short texts with long ones.
     draft_window: int = key(0, least=0)
-    draft_sink: int = key(0, least=0)
     # int8: the drafter's matrices and a copy of the lm_head in eight bits, one scale for each output channel, rounded
     # when the drafter is loaded. The text stays the same; the draft reads half of the bytes (docs/decoding.md).
     # dtype: in the type of the computation.
@@ -171,12 +170,10 @@ class DraftSettings:
 
     def problem(self) -> Problem | None:
         """A value that no drafter has."""
-        sink = "it is for a draft_window; set both or none"
         most = max(self.head_candidates, self.tree.candidates if self.tree else 0)
         fewer = f"but a slot has {most} candidates (head_candidates, tree.candidates); raise it or lower them"
         problem = first_problem(
             self,
-            ("draft_sink", not self.draft_sink or self.draft_window > 0, sink),
             ("draft_vocab", not self.draft_vocab or self.draft_vocab >= most, fewer),
         )
         return problem or (self.tree and self.tree.problem())

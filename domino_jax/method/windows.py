@@ -7,7 +7,7 @@ from domino_jax.method.config_keys import refuse
 
 
 class LayerWindows:
-    """The part of DrafterConfig about layer_types, sliding_window, is_causal, draft_window and draft_sink."""
+    """The part of DrafterConfig about layer_types, sliding_window, is_causal and draft_window."""
 
     def is_sliding(self, layer: int) -> bool:
         """True when this draft layer uses the sliding window."""
@@ -21,11 +21,9 @@ class LayerWindows:
         """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
         return self.is_sliding(layer) if self.is_causal is None else self.is_causal
 
-    def reach(self, layer: int) -> tuple[int | None, int]:
-        """(window, sink): what a layer reads of the text when decoding; the window is None where it reads all of it."""
-        trained = self.window(layer)
-        window = min((rows for rows in (trained, self.draft_window) if rows), default=None)
-        return window, 0 if trained else self.draft_sink
+    def reach(self, layer: int) -> int | None:
+        """The rows at the end of the text that a layer reads when decoding; None where it reads all of it."""
+        return min((rows for rows in (self.window(layer), self.draft_window) if rows), default=None)
 
     def check_windows(self) -> None:
         """Raises DataError for layer_types and a window that contradict each other."""

@@ -144,13 +144,13 @@ def take_by_product(rows: jax.Array, lengths: Lengths, path: jax.Array, size: in
     return jnp.einsum("bpt,bkth->bkph", picks, window, **exact)
 
 
-def block_mask(lengths: Lengths, ancestors: jax.Array, slots: int, window: int | None = None, sink: int = 0) -> Mask:
+def block_mask(lengths: Lengths, ancestors: jax.Array, slots: int, window: int | None = None) -> Mask:
     """bool [B, T, S] for a block of T rows written at positions length..length+T-1.
 
     Row t reads every committed row (position < length) and block row u iff ancestors[t, u] (bool [T, T] or [B, T, T]).
 
     Args:
-        window: row t reads committed rows from length + t - (window - 1) on, and the first `sink` ones.
+        window: row t reads committed rows from length + t - (window - 1) on.
 
     >>> length 2, chain of 3, 6 slots  →  1 1 1 0 0 0
                                           1 1 1 1 0 0
@@ -162,8 +162,7 @@ def block_mask(lengths: Lengths, ancestors: jax.Array, slots: int, window: int |
     offset = position - lengths[:, None]  # [B, S], 0 at the block's first row
     committed = (offset < 0)[:, None, :]
     if window:
-        near = offset[:, None, :] > jnp.arange(size)[:, None] - window
-        committed &= near | (position < sink)
+        committed &= offset[:, None, :] > jnp.arange(size)[:, None] - window
     inside = (offset >= 0) & (offset < size)
     column = jnp.clip(offset, 0, size - 1)
     in_block = jnp.take_along_axis(ancestors, column[:, None, :], axis=2)

@@ -33,7 +33,8 @@ from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.models import Loader, decode_mesh
-from domino_jax.recipe.open_keys import convolution_taps, loss_class, shifts_labels
+from domino_jax.recipe.open_keys import loss_class, shifts_labels
+from domino_jax.recipe.restart import held_out_before
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
@@ -43,7 +44,6 @@ from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
-CHANNELS_PER_FILTER = 16  # of the convolutions, as in public DFlash2 drafters
 WINDOW = 4_096  # rows that are packed together
 
 
@@ -81,7 +81,13 @@ def batches_of(
         "held_out": 0 if config.eval.prompts or config.eval.answers else COUNT,
         "skip_bad": data.skip_bad_rows,
     }
-    batches = make_batches(source, encoder, layout, share, **choices)
+    before = held_out_before(workdir)
+    batches = make_batches(source, encoder, layout, share, held_out_before=before or (), **choices)
+    if before == [] and batches.rows.num_held_out_prompts:
+        report(
+            "warning: the steps before this start may have learned the prompts that are held out now, and τ may be too"
+            " high. Name others with --config.eval.prompts=PROMPTS.jsonl."
+        )
     refuse_differences({"the training data": batches.fingerprint})
     return batches
 
@@ -114,9 +120,6 @@ def keys_of_fields(config) -> dict[str, str]:
 
 def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:
     choices = config.drafter
-    taps, window = convolution_taps(choices), choices.sliding_window
-    sliding = range(choices.num_layers) if choices.sliding_layers is None else choices.sliding_layers
-    kinds = ("sliding_attention" if layer in sliding else "full_attention" for layer in range(choices.num_layers))
     shared = {
         "num_layers": choices.num_layers,
         "intermediate_size": choices.intermediate_size or target.intermediate_size,
@@ -124,10 +127,8 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
         "block_size": choices.block_size,
         "mask_token_id": choices.mask_token_id if mask_token_id is None else mask_token_id,
         "shift_label": shifts_labels(choices),
-        "layer_types": tuple(kinds) if window else (),
-        "sliding_window": window or None,
-        "conv_kernel_size": taps,
-        "conv_group_size": CHANNELS_PER_FILTER if taps else 0,
+        "layer_types": ("sliding_attention",) * choices.num_layers if choices.sliding_window else (),
+        "sliding_window": choices.sliding_window or None,
     }
     drafter = CONFIGS[choices.head]
     if not drafter.has_backbone:
@@ -144,19 +145,25 @@ def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:
 
 
 def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
-    """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer."""
-    rows = loaded.model.config.vocab_size
+    """The recipe's id, else the tokenizer's <|mask|>, else an id that no text becomes: the first one after all tokens,
+    or where the embedding ends there the lowest that the tokenizer gives to none.
+    """
+    rows, tokenizer = loaded.model.config.vocab_size, loaded.tokenizer
+    if chosen is None and tokenizer is not None:
+        tokens = tokenizer.get_vocab()
+        used = {*tokens.values(), *loaded.stop_ids}
+        free = (number for number in (*range(max(used) + 1, rows), *range(rows)) if number not in used)
+        chosen = tokens[MASK_TOKEN] if MASK_TOKEN in tokens else next(free, None)
     if chosen is None:
-        if loaded.tokenizer is None:
-            raise DominoError(
-                f"{loaded.path} has no tokenizer to find a mask token in; set "
-                f"--config.drafter.mask_token_id (below {rows})."
-            )
-        chosen = loaded.tokenizer.get_vocab().get(MASK_TOKEN, len(loaded.tokenizer))
+        lack = "no tokenizer" if tokenizer is None else f"a token for each of the {rows} rows of its embedding"
+        raise DominoError(
+            f"{loaded.path} has {lack}, so no mask token can be chosen; set --config.drafter.mask_token_id to an id"
+            f" below {rows} that no row of data.train has."
+        )
     if not 0 <= chosen < rows:
         raise DominoError(
-            f"the mask token id {chosen} is outside the target's embedding of {rows} rows; set "
-            f"--config.drafter.mask_token_id."
+            f"the mask token id {chosen} is outside the target's embedding of {rows} rows; set"
+            " --config.drafter.mask_token_id."
         )
     return chosen
 
@@ -252,7 +259,7 @@ def chain_drafting(config, drafter: AnyConfig) -> DraftSettings:
         DominoError: settings that the drafter does not have.
     """
     decode, most = config.decode, drafter.most_drafts
-    chosen = {name: decode[name] for name in ("draft_sharpness", "head_candidates", "head_passes")}
+    chosen = {name: decode[name] for name in ("draft_sharpness", "head_candidates")}
     drafting = DraftSettings(num_drafts=min(decode.num_drafts or most, most), **chosen)
     if problem := drafting.drafter_problem(drafter):
         raise DominoError(f"decode.{problem}")

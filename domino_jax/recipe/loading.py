@@ -14,7 +14,7 @@ import traceback
 import types
 from collections.abc import Iterator
 
-from domino_jax.recipe.open_keys import convolution_taps, modes_of, shifts_labels
+from domino_jax.recipe.open_keys import modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.keys import Section, walk
 
@@ -103,7 +103,6 @@ def resolved(config: Section) -> dict:
     """The recipe as JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
     plain = _plain(config.to_dict())
     plain["drafter"]["shift_label"] = shifts_labels(config.drafter)
-    plain["drafter"]["conv_kernel_size"] = convolution_taps(config.drafter)
     plain["decode"]["modes"] = list(modes_of(config.decode, config.drafter.head))
     return plain
 

@@ -17,12 +17,6 @@ def shifts_labels(drafter) -> bool:
     return new if drafter.shift_label is None else drafter.shift_label
 
 
-def convolution_taps(drafter) -> int:
-    """drafter.conv_kernel_size, or what public checkpoints of its head have."""
-    new = CONFIGS[drafter.head].new.get("conv_kernel_size", 0)
-    return new if drafter.conv_kernel_size is None else drafter.conv_kernel_size
-
-
 def loss_class(head: str, loss: str) -> Any:
     """The loss of a drafter with this head; loss: train.loss, which only some heads read."""
     return Loss if loss == "cross_entropy" and "loss" in CONFIGS[head].reads else CONFIGS[head].loss

@@ -43,7 +43,7 @@ EXCEPT = dict.fromkeys(READS, ()) | {
 # Keys on which no text depends, but memory, speed, or which drafter's folder is looked at.
 HARMLESS = ("drafter.path", *_decode("cache_length", "batch_size"), *DRAFTING)
 # Keys that the evaluations of a training read; the others of the decode section are for its final decoding.
-EVALUATED = _decode("max_new_tokens", "thinking", "num_drafts", "draft_sharpness", "head_candidates", "head_passes")
+EVALUATED = _decode("max_new_tokens", "thinking", "num_drafts", "draft_sharpness", "head_candidates")
 # Keys that the answers of evaluate depend on, where it does not read them from a file.
 ANSWERED = (*SAMPLING, "decode.max_new_tokens", "eval.prompts", "regenerate.batch_size")
 # Keys that the loss of Domino alone reads, where it replaces the loss of a head.

@@ -38,7 +38,7 @@ def check(
             require(config, False, key, change)
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if command in ("train", "dry_run"):  # the others take a drafter as it is
-        rules += [*_window_rules(config.drafter), *_training_rules(config), *_start_rules(config)]
+        rules += [*_training_rules(config), *_start_rules(config)]
     if command == "train":
         rules += _data_rules(config)
     unread_here = list(unread_keys(config, command, set_keys, given))
@@ -68,23 +68,15 @@ def refuse(problem: Problem | None) -> None:
 # -------------------------------------------------------------------------------------------------- drafter, training
 
 
-def _window_rules(drafter) -> list[Rule]:
-    """The layers that slide, and their window."""
-    window, layers, size = drafter.sliding_window, drafter.sliding_layers, drafter.block_size
-    if not window:
-        return [(layers is None, "drafter.sliding_layers", "it is for a drafter.sliding_window; set both")]
-    there = layers is None or (bool(layers) and max(layers) < drafter.num_layers)
-    change = f"give drafter.block_size {size} or more, or 0 for no window"
-    return [
-        (window >= size, "drafter.sliding_window", change),
-        (there, "drafter.sliding_layers", f"list some of the draft layers 0 to {drafter.num_layers - 1}"),
-    ]
-
-
 def _training_rules(config) -> list[Rule]:
-    data, train = config.data, config.train
+    data, drafter, train = config.data, config.drafter, config.train
     anchors = train.num_anchors < data.max_length or not CONFIGS[config.drafter.head].has_backbone  # which draw none
     return [
+        (
+            not 0 < drafter.sliding_window < drafter.block_size,
+            "drafter.sliding_window",
+            f"give drafter.block_size {drafter.block_size} or more, or 0 for no window",
+        ),
         (
             anchors,
             "train.num_anchors",

@@ -24,7 +24,7 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.json_files import write_json
 from domino_jax.weights.loading import LoadedTarget
 
-READ_ROWS = 256  # rows that are searched, drawn evenly from all
+READ_ROWS = 256  # rows whose answers are looked at, drawn evenly from all
 SCORED_ROWS = 64  # of them, those that the target reads
 
 
@@ -46,12 +46,12 @@ def run_preflight(
     numbers = np.random.default_rng(seed).permutation(len(rows))[:READ_ROWS]
     sample = [rows[int(number)] for number in numbers]
     mask_token_id = drafter.mask_token_id
-    for row_id, row in sample if mask_token_id is not None else ():
-        if (row.token_ids == mask_token_id).any():  # it would be a draft and a label at once
-            raise DataError(
-                f"{rows.where(row_id)}: the row has the mask token {mask_token_id} in its text.\n"
-                "Set --config.drafter.mask_token_id to a row of the embedding that no text uses."
-            )
+    row_id = None if mask_token_id is None else rows.first_with(mask_token_id)
+    if row_id is not None:  # it would be a draft and a label at once
+        raise DataError(
+            f"{rows.where(row_id)}: the row has the mask token {mask_token_id} in its text.\n"
+            "Set --config.drafter.mask_token_id to a row of the embedding that no text uses."
+        )
     drawn = [row for _, row in sample]
     request = Request(0, 0, None, SamplingParams())
     texts = [last_answer(row) for row in drawn]

@@ -139,4 +139,4 @@ def with_window(config: AnyConfig, drafting: DraftSettings) -> AnyConfig:
     """A drafter whose backbone, if it has one, reads draft_window rows of the text."""
     if not drafting.draft_window or not config.has_backbone:
         return config
-    return dataclasses.replace(config, draft_window=drafting.draft_window, draft_sink=drafting.draft_sink)
+    return dataclasses.replace(config, draft_window=drafting.draft_window)

@@ -67,10 +67,21 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     argv = arguments((rows, ""), tmp_path / "run", config__eval__every=2)
     assert start([*argv, "--config.train.steps=2"]) == 0
     assert "held out for evaluation: 1 prompts, 1 rows with these prompts" in capsys.readouterr().out
-    held_out = json.loads((tmp_path / "run" / "held_out.jsonl").read_text())
-    assert held_out["token_ids"][1:] == case["prompt"][1:]
+    stored = (tmp_path / "run" / "held_out.jsonl").read_text()
+    held_out = json.loads(stored)["token_ids"]
+    assert held_out[1:] == case["prompt"][1:]
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
+    # It goes on with other rows and more steps: judged by the same prompts, after a look at the new rows.
+    others = [row for row in ids if row[0] != held_out[0]][:12]
+    write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in others])
+    assert start([*argv, "--config.train.steps=4", "--allow_config_change=data.train,train.steps"]) == 0
+    printed = capsys.readouterr().out
+    assert "the rows are others than those of steps 1 to 2" in printed and "pre-flight" in printed
+    assert "train.steps was 2 and is 4: the learning rate goes on at " in printed
+    assert (tmp_path / "run" / "held_out.jsonl").read_text() == stored
+    assert json.loads((tmp_path / "run" / "preflight.json").read_text())["data"]["rows_read"] == 12
+    assert "12 rows" in (tmp_path / "run" / "export" / "README.md").read_text()
     config = cli.parse(["train", *argv], ("config", "workdir"), ("distributed",)).config
     no_rows = types.SimpleNamespace(num_read=3, held_out_prompts=list)
     with pytest.raises(DataError, match="too few to hold prompts out"):

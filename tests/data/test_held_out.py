@@ -45,6 +45,15 @@ def test_rows_that_share_a_held_out_prompt_are_left_out_too_and_the_prompt_names
     assert (prompts_of(batches), batches.rows.num_held_out, len(batches.rows)) == ([row["token_ids"]], 2, 19)
 
 
+def test_prompts_of_an_earlier_start_are_held_out_of_other_rows(tmp_path):
+    before = [{"id": "rows:8", "token_ids": [700, 701]}, {"id": "gone", "token_ids": [1, 2]}]
+    batches = batches_of(write_rows(tmp_path, answers(40)), held_out=2, held_out_before=before)
+    assert batches.rows.held_out_prompts() == before and batches.rows.num_held_out == 1
+    assert trained_on(batches, 40) == {100 * k for k in range(40)} - {700}
+    named = batches_of(write_rows(tmp_path, answers(40)), held_out=0, held_out_before=before)  # eval.prompts
+    assert named.rows.held_out_prompts() == [] and len(named.rows) == 40
+
+
 def test_every_start_every_process_and_any_order_of_the_rows_choose_the_same(tmp_path):
     file = write_rows(tmp_path, answers(60))
     first = prompts_of(batches_of(file, held_out=3, cache=tmp_path / "cache"))

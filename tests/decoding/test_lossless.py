@@ -175,7 +175,7 @@ def generator_of(
     }
     models = models_of(drafter, tokens, eight_bits)
     if width == "two" and models.drafter.config.has_backbone:
-        models = with_window(models, 6, 1)
+        models = with_window(models, 6)
     made = make_generator(models, **shape, **choices, **WIDTHS[width])
     if width == "changing":
         made.controllers.update({mode: ForcedWidths(made.widths(mode)) for mode in ("backbone", "draft", "tree")})

@@ -130,9 +130,9 @@ def with_tokens(models: Pair, tokens: np.ndarray) -> Pair:
     return Pair(models.target, models.target_params, new_drafter(config), params)
 
 
-def with_window(models: Pair, window: int, sink: int = 0) -> Pair:
-    """The models whose drafter reads the last `window` rows of a text and its first `sink` ones."""
-    config = dataclasses.replace(models.drafter.config, draft_window=window, draft_sink=sink)
+def with_window(models: Pair, window: int) -> Pair:
+    """The models whose drafter reads the last `window` rows of a text."""
+    config = dataclasses.replace(models.drafter.config, draft_window=window)
     return models.replace(drafter=models.drafter.clone(config=config))
 
 

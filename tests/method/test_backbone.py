@@ -11,7 +11,7 @@ from domino_jax.method.backbone import slots_read, training_attention
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 
-def weights_picture(anchors, keep, block_size, length, window, causal=False, sink=0):
+def weights_picture(anchors, keep, block_size, length, window, causal=False):
     """Which keys training_attention reads, as 0/1 lines over [context; all block rows], one line per query.
 
     Values are one-hot, so the output is the row of softmax weights itself.
@@ -24,7 +24,7 @@ def weights_picture(anchors, keep, block_size, length, window, causal=False, sin
     def attended():
         context = (zeros[:, :, :length], onehot[:, :, :length])
         readable = slots_read(block_size, window, causal)
-        attention = training_attention(context, jnp.array([anchors]), jnp.array([keep]), readable, (window, sink))
+        attention = training_attention(context, jnp.array([anchors]), jnp.array([keep]), readable, window)
         return attention(zeros[:, :, length:], zeros[:, :, length:], onehot[:, :, length:])[0]
 
     out = np.asarray(attended())

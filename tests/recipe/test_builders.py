@@ -1,6 +1,7 @@
 """From a recipe's values to a drafter and its loss."""
 
 import json
+import types
 
 import pytest
 
@@ -9,7 +10,7 @@ from domino_jax.method.heads.markov import MarkovLoss
 from domino_jax.method.losses import Loss
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import loading, rules
-from domino_jax.recipe.builders import drafter_config_of, loss_of
+from domino_jax.recipe.builders import drafter_config_of, find_mask_token, loss_of
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import recipe, set_value
@@ -58,18 +59,14 @@ def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():
     drafter, settings = drafter_config_of(config, TARGET, 151_669), loss_of(config)
     assert (drafter.head, drafter.selector_rank, drafter.selector_top_k) == ("dflash2", 12, 16)
     assert (drafter.conv_kernel_size, drafter.conv_group_size, drafter.suffix_start) == (2, 16, 1)
-    assert loading.resolved(config)["drafter"]["conv_kernel_size"] == 2
     assert type(settings) is SelectorLoss and not settings.contiguous and not settings.reads_target
-    config.train.loss, config.drafter.conv_kernel_size = "cross_entropy", 0
-    assert loss_of(config).contiguous and drafter_config_of(config, TARGET, 151_669).conv_group_size == 0
-    assert drafter_config_of(changed(drafter__conv_kernel_size=3), TARGET, 151_669).conv_kernel_size == 3
+    config.train.loss = "cross_entropy"
+    assert loss_of(config).contiguous and drafter_config_of(recipe(), TARGET, 151_669).conv_group_size == 0
 
 
 @pytest.mark.parametrize(
     ("head", "key", "value"),
     [
-        ("dflash2", "conv_kernel_size", 17),
-        ("domino", "domino.pure_draft_prefix_len", 16),
         ("domino", "target_layer_ids", (1, 35)),
         ("eagle3", "target_layer_ids", (1, 2)),
         ("domino", "num_layers", 40),
@@ -85,3 +82,33 @@ def test_a_shape_that_no_drafter_of_the_target_has_is_refused_by_its_key(head, k
     with pytest.raises(DominoError, match=rf"\nChange --config.drafter.{named}\.$") as refused:
         drafter_config_of(config, TARGET)
     assert refused.value.exit_code == 2
+
+
+def target_with(tokens: dict[str, int], rows: int, stop_ids=()):
+    """A target whose tokenizer has these tokens, and whose embedding has `rows` rows."""
+    tokenizer, config = types.SimpleNamespace(get_vocab=lambda: tokens), types.SimpleNamespace(vocab_size=rows)
+    model = types.SimpleNamespace(config=config)
+    return types.SimpleNamespace(tokenizer=tokenizer, model=model, stop_ids=stop_ids, path="T")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "stop_ids", "expected"),
+    [
+        ({"a": 0, "b": 1}, 4, (), 2),  # after all tokens
+        ({"a": 0, "b": 1, "end": 3}, 6, (), 4),  # not 3, which is the number of tokens
+        ({"a": 0, "end": 3}, 4, (), 1),  # in a gap, where the embedding ends with the tokens
+        ({"a": 0, "b": 1}, 5, (2,), 3),  # a stop id without a token
+        ({"a": 0, "<|mask|>": 1}, 4, (), 1),
+    ],
+)
+def test_the_mask_token_that_a_training_chooses_is_one_that_no_text_has(tokens, rows, stop_ids, expected):
+    assert find_mask_token(None, target_with(tokens, rows, stop_ids)) == expected
+
+
+def test_without_a_free_id_the_recipe_has_to_name_a_mask_token():
+    target = target_with({"a": 0, "b": 1}, 2)
+    with pytest.raises(DominoError, match=r"a token for each of the 2 rows .*--config.drafter.mask_token_id"):
+        find_mask_token(None, target)
+    assert find_mask_token(1, target) == 1
+    with pytest.raises(DominoError, match="2 is outside"):
+        find_mask_token(2, target)

@@ -19,9 +19,8 @@ def test_more_devices_than_there_are_are_refused():
             decode_mesh(data, tensor, 1)
 
 
-def test_a_stop_id_that_no_token_has_is_dropped_and_all_of_them_where_they_are_ignored():
+def test_a_stop_id_that_no_token_has_is_dropped():
     assert new_generator(random_models(), SETTINGS, (5, 2**50)).stop_ids.tolist() == [5]
-    assert new_generator(random_models(), SETTINGS.change(ignore_eos=True), (5,)).stop_ids.tolist() == [-1]
 
 
 def test_a_row_may_have_sampling_values_and_is_its_noise_alone_without():

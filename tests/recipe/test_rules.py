@@ -61,8 +61,6 @@ RULES = [
     ("mesh.fsdp", {"mesh.data": -1}),
     ("decode.mesh.tensor", {"decode.mesh.tensor": 0}),
     ("drafter.sliding_window", {"drafter.sliding_window": 2}),  # below the block
-    ("drafter.sliding_layers", {"drafter.sliding_layers": (0,)}),
-    ("drafter.sliding_layers", {"drafter.sliding_window": 64, "drafter.sliding_layers": (9,)}),
     ("train.accumulate", {"train.accumulate": 3}),
     ("train.num_anchors", {"train.num_anchors": 3072}),
     ("train.start_from", {"train.start_from": ""}),

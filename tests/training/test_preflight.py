@@ -80,7 +80,8 @@ def test_foreign_answers_lower_the_share_and_are_warned_of(target, drafter, tmp_
 
 def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
     ids, mask = greedy_rows()[1]
-    rows = [greedy_rows()[0], ([*ids[:5], drafter.mask_token_id, *ids[6:]], mask)]
-    with pytest.raises(DataError, match="rows.jsonl:2.*\n.*drafter.mask_token_id"):
+    rows = [greedy_rows()[0]] * 300  # more than are drawn
+    rows += [([drafter.mask_token_id, 1], [0, 0]), ([*ids[:5], drafter.mask_token_id, *ids[6:]], mask)]
+    with pytest.raises(DataError, match="rows.jsonl:302.*\n.*drafter.mask_token_id"):
         preflight(target, drafter, tmp_path, rows)
     assert not (tmp_path / "preflight.json").exists()

@@ -161,7 +161,7 @@ class Dflash2Config(DrafterConfig):
     }
     reads = (*DrafterConfig.reads, "frozen_backbone")
     only_candidates = property(lambda self: self.selector_top_k)
-    new = {"conv_kernel_size": 2, "selector_top_k": 16}  # as in public drafters
+    new = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_top_k": 16}  # as in public drafters
     # They have no projector, are never shifted, and correct every draft.
     fixed = {"projector_type": None, "shift_label": False, "pure_draft_prefix_len": 0}
     needed, own_keys = CONVOLUTION, ("projector_type", *TRANSFORMS)

@@ -114,7 +114,7 @@ class DominoHead(Head):
 class DominoConfig(DrafterConfig):
     """emb_dim: E, the rank of the correction.  gru_hidden_dim: U, the state of the GRU."""
 
-    pure_draft_prefix_len: int = field(0, least=0, recipe=1)
+    pure_draft_prefix_len: int = field(0, least=0)
     emb_dim: int = field(least=1, most=LARGEST_RANK, recipe=256, shape=True)
     gru_hidden_dim: int = field(like="emb_dim", least=1, most=LARGEST_RANK, recipe=1024, shape=True)
 
@@ -128,7 +128,7 @@ class DominoConfig(DrafterConfig):
         "head.up": "embed_proj.2",
     }
     reads = (*DrafterConfig.reads, "frozen_backbone", *LAMBDA_KEYS)
-    new = {"shift_label": True}
+    new = {"shift_label": True, "pure_draft_prefix_len": 1}  # as in public drafters
     needed, own_keys = ("shift_label",), ("projector_type",)
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
