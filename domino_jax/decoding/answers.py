@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
+from domino_jax.data.messages import present
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request, recorded_request
@@ -69,8 +70,8 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     stored = read_json(meta) if meta.exists() else {}
     stored = {name: stored[name] for name in ("seed", *SAMPLING_VALUES) if name in stored}
     answers: list[TargetAnswer] = []
-    for number, row in itertools.islice(read_jsonl(path), limit):
-        where = f"{path}:{number}"
+    for number, columns in itertools.islice(read_jsonl(path), limit):
+        row, where = present(columns), f"{path}:{number}"
         request = recorded_request(row, len(answers), stored, where)
         prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
         task = row["task"] if isinstance(row.get("task"), str) else None

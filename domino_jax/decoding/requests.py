@@ -81,23 +81,21 @@ def recorded_request(row: Mapping[str, Any], place: int, stored: Mapping[str, An
     Raises:
         DataError: a value out of range, or the row was made with other values than the file states.
     """
-    own = {name: row[name] for name in ROW_VALUES if name in row}
+    values = {name: row[name] for name in ROW_VALUES if name in row}
+    asked = {*values, *(SAMPLING_VALUES if set(values) & set(SAMPLING_VALUES) else ())}
+    shared = {name: stored[name] for name in stored if name not in asked}
+    noise = 0 if "seed" in values else place
+    values = {"seed": 0, **shared, **values}
     if "sampling" in row:
         values = dict(row["sampling"]) if isinstance(row["sampling"], dict) else {}
         noise = values.pop("noise", None)
-        if not isinstance(noise, int) or set(values) != {"seed", *SAMPLING_VALUES}:
+        if type(noise) is not int or set(values) != {"seed", *SAMPLING_VALUES}:
+            raise DataError(f"{where} has sampling {quote(row['sampling'])}, which regenerate does not write.")
+        if other := [name for name in shared if values[name] != shared[name]]:
             raise DataError(
-                f"{where} has sampling {quote(row['sampling'])}, expected values as regenerate writes them."
+                f"{where} was answered with {other[0]} {values[other[0]]}, but the .meta.json beside its file states"
+                f" {other[0]} {shared[other[0]]}, so it is of other answers; remove it, or name the file that it is of."
             )
-        for name in set(stored) - set(own):
-            if values[name] != stored[name]:
-                raise DataError(
-                    f"{where} was answered with {name} {values[name]}, but the .meta.json beside its file states"
-                    f" {name} {stored[name]}, so it is of other answers; remove it, or name the file that it is of."
-                )
-    else:
-        shared = {name: stored[name] for name in stored if name == "seed" or not set(own) & set(SAMPLING_VALUES)}
-        values, noise = {"seed": 0, **shared, **own}, 0 if "seed" in own else place
     checked = request_of({"id": where, **values}, 0)
     return Request(noise, checked.seed, None, checked.sampling or SamplingParams())
 

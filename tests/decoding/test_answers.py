@@ -61,9 +61,12 @@ def test_the_sampling_in_a_row_goes_with_it_to_another_file_and_place(tmp_path):
     own = [{**rows[0], "seed": 42}, *rows[1:2]]  # a prompt may have had its own seed
     with pytest.raises(DataError, match="rows.jsonl:2 was answered with seed 42"):
         read(own, **settings | {"seed": 43})
-    with pytest.raises(DataError, match="sampling {'seed': 1}, expected"):
+    other = [{**rows[0], "top_k": 30, "sampling": {**rows[0]["sampling"], "temperature": 0.0}}, *rows[1:]]
+    assert read(other, "beside.jsonl")["0"] == Request(0, 42, None, SamplingParams(0.0, 30))  # what is left out is off
+    with pytest.raises(DataError, match="sampling {'seed': 1}, which regenerate does not write"):
         read([{**rows[0], "sampling": {"seed": 1}}], "other.jsonl")
     unrecorded = {"id": "a", "token_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "temperature": 0.5, "seed": 9}
+    unrecorded |= {"sampling": None, "top_p": None}  # of a table with rows of several makers
     assert read([unrecorded], "own.jsonl") == {"a": Request(0, 9, None, SamplingParams(0.5))}
 
 
