@@ -23,7 +23,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from domino_jax.data.messages import Chat, read_chat
+from domino_jax.data.messages import Chat, present, read_chat
 from domino_jax.data.prompts import check_prompt, check_text, check_token_ids
 from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
 
@@ -60,13 +60,13 @@ def encode_prompt(
 ) -> list[int]:
     """The ids of a prompt row: messages through the chat template, token_ids unchanged, prompt as plain text with what
     the tokenizer adds to a text, such as the token that begins it, as other engines encode it."""
-    check_prompt(row, where)
+    row = present(row)
+    chat = check_prompt(row, where)
     if "token_ids" in row:
         return list(row["token_ids"])
     _refuse_text_without(tokenizer, where)
-    if "prompt" in row:
+    if chat is None:
         return _encode(tokenizer, row["prompt"], where, add_special_tokens=True)["input_ids"]
-    chat = read_chat(row, where)
     text = _template_of(tokenizer, thinking, where, chat, today).render(chat.messages, ask=True)
     return _encode(tokenizer, text, where)["input_ids"]
 

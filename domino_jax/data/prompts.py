@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
-from domino_jax.data.messages import EMPTY, FORMS, READ, REFUSED, present, quote_names, read_chat
+from domino_jax.data.messages import EMPTY, FORMS, READ, REFUSED, Chat, present, quote_names, read_chat
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, quote
@@ -99,9 +99,9 @@ def read_prompt(line: bytes, where: str, place: str) -> dict:
     if len(row["id"]) > ID_LIMIT or not row["id"].isprintable():
         raise DataError(f"{where}: the id is {quote(row['id'])}; an id has at most {ID_LIMIT} printable characters.")
     where = f"{where} (id {row['id']})"
-    check_prompt(columns, where)
+    chat = check_prompt(columns, where)
     check_text(row, where)
-    return read_chat(row, where).as_row(row) if any(form in row for form in FORMS) else row
+    return chat.as_row(row) if chat else row
 
 
 def check_text(value: Any, where: str) -> None:
@@ -115,16 +115,16 @@ def check_text(value: Any, where: str) -> None:
         ) from error
 
 
-def check_prompt(row: dict, where: str) -> None:
-    """Refuse a prompt row that does not have exactly one of PROMPT_KEYS, of the right kind."""
+def check_prompt(row: Mapping[str, Any], where: str) -> Chat | None:
+    """The conversation of a prompt row that has one. Refuses rows without exactly one of PROMPT_KEYS, of its kind."""
     row = present(row)
     keys = [key for key in PROMPT_KEYS if key in row]
     if len(keys) != 1:
         have = ", ".join(keys) if keys else quote_names(row)
         raise DataError(f"{where}: the row has {have}; a prompt row has exactly one of {', '.join(PROMPT_KEYS)}.")
     if keys[0] in FORMS:
-        read_chat(row, where)
-    elif keys == ["prompt"]:
+        return read_chat(row, where)
+    if keys == ["prompt"]:
         if not isinstance(row["prompt"], str) or not row["prompt"]:
             raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
         ignored = [key for key in (*READ, *REFUSED) if key in row and row[key] not in EMPTY]
@@ -134,6 +134,7 @@ def check_prompt(row: dict, where: str) -> None:
             )
     else:
         check_token_ids(row["token_ids"], where)
+    return None
 
 
 def check_token_ids(token_ids, where: str) -> None:
