@@ -15,6 +15,7 @@ devices, which split the target's weights.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -82,7 +83,7 @@ def answer_rows(
     if files.processes.count > 1:
         refuse_differences({"what the answers are made with": files.origin})
     if files.is_finished():
-        say(f"{files.output} holds all {len(rows)} answers already{cut_answers(files)}.")
+        say(f"{files.output} holds all {len(rows)} answers already{files.cut_note()}.")
         return
     drafter_path = config.drafter.path if use_drafter else None
     if use_drafter and not drafter_path:
@@ -180,15 +181,15 @@ def regenerate_rows(
             answerer = new_answerer(loaded, settings, drafter_path)
             prompts = first_turns(rows, answerer, codec, skip_bad)
             files.ids = [prompt.id for prompt in prompts]
-            work = list(process_queues(prompts, settings.batch_size, done, files.processes))
+            # The queues do not depend on what is done or on the number of processes. So a row is always computed beside
+            # the same neighbours, and rounds as in an uninterrupted run; but for near ties of an adaptive width, which
+            # depends on the clock.
+            processes, all_queues = files.processes, queues(prompts, settings.batch_size)
+            mine = itertools.islice(all_queues, processes.index, None, processes.count)
+            work = [queue for queue in mine if not done.issuperset(prompt.id for prompt in queue)]
             answer(work, files, answerer, codec, done)
         files.finish()
-    say(f"{files.output} holds {len(files.ids)} answers{cut_answers(files)}.")
-
-
-def cut_answers(files: AnswerFiles) -> str:
-    """How many of the answers max_new_tokens ended, for a message."""
-    return f", {files.cut} of them cut by max_new_tokens" if files.cut else ""
+    say(f"{files.output} holds {len(files.ids)} answers{files.cut_note()}.")
 
 
 def first_turns(
@@ -222,21 +223,6 @@ def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: s
     everywhere = None if mesh.empty else replicated(mesh)
     models = load_models(loaded, drafter_path, everywhere, settings.drafting)
     return Answerer(models, lower_to_drafter(settings, models.drafter.config), loaded.stop_ids)
-
-
-def process_queues(
-    prompts: Sequence[Prompt], batch_size: int, done: set[str], processes: ProcessGroup
-) -> Iterator[list[Prompt]]:
-    """The work of this process: every count-th queue, unless all its rows have an answer.
-
-    The queues do not depend on what is done already or on the number of processes. So a row is always computed beside
-    the same neighbours, and rounds as in an uninterrupted run; but for near ties of an adaptive width, which depends on
-    the clock.
-    """
-    for number, queue in enumerate(queues(prompts, batch_size)):
-        missing = any(prompt.id not in done for prompt in queue)
-        if missing and number % processes.count == processes.index:
-            yield queue
 
 
 def answer(

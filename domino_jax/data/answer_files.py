@@ -137,6 +137,10 @@ class AnswerFiles:
         self.cut = sum(rows[name].cut for name in self.ids if name in rows)
         return list(rows) == list(self.ids)
 
+    def cut_note(self) -> str:
+        """How many of the answers max_new_tokens ended, for a message."""
+        return f", {self.cut} of them cut by max_new_tokens" if self.cut else ""
+
     def files(self) -> list[Path]:
         """The output, when it exists, and its parts, of any number of processes."""
         parts = self.output.parent.glob(f"{glob.escape(self.output.name)}.part-*-of-*.jsonl")
