@@ -20,6 +20,7 @@ from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.runtime.errors import DominoError, first_line
+from domino_jax.runtime.journal import Journal
 from domino_jax.runtime.progress import Progress
 
 SECONDS = 600.0  # in which an answer has to come
@@ -200,7 +201,7 @@ def ask_prompts(
         missing = [prompt for prompt in prompts if prompt.id not in done]
         before, failure = server.counters(), None
         progress = Progress("server", len(prompts), len(done))
-        with files.appending() as rows, progress, ThreadPoolExecutor(requests) as pool:
+        with Journal(files.part) as rows, progress, ThreadPoolExecutor(requests) as pool:
             waiting = {pool.submit(server.answer, prompt): prompt for prompt in missing}
             try:
                 for future in as_completed(waiting):
