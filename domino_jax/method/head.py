@@ -31,7 +31,6 @@ class HeadConfig:
 
     head: str  # its name in a recipe
     title: str  # its drafters' name
-    paper = ""  # where it is described
     known_by: tuple[str, ...]  # what its files state in architectures, or as projector_type
     module: Any = None  # the subclass of Head; of a drafter without a backbone, the whole drafter
     tensor_names: Mapping[str, str]  # {how a parameter's name begins (tables.table_of): how its tensor's does}
@@ -61,6 +60,7 @@ class HeadConfig:
 
     # --------------------------------------------------------------------------------------------------------- files
 
+    paper = ""  # where the head is described, for the card of an export
     architecture = "DFlashDraftModel"  # the class that its files name
     fixed: Mapping[str, Any] = {}  # {key of config.json: the only value of the head's drafters}
     needed: tuple[str, ...] = ()  # keys that a file must have, of DrafterConfig's fields with a default
