@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.decoding.settings import BASELINE
-
 PARTS = ("draft", "head", "verify", "other")
 METHODS = {"autoregressive": "Target alone", "backbone": "Backbone alone"}  # other modes have their own name
 # {label: key, format and unit of a figure}
@@ -22,6 +20,7 @@ FIGURES = {
     "compilation s": ("compile_seconds", ".1f"),
 }
 NOTHING = "–"
+THROUGHPUT = "Tokens per second / speed-up / outputs identical, by the rows that are decoded together."
 POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
 
 
@@ -108,13 +107,15 @@ def _round_note(mode: str, figures: Mapping[str, Any]) -> str:
 def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]]:
     """(heading, a sentence or nothing, cells) of the tables after the first one, of what the report holds."""
     parts = []
-    if report["tasks"]:
-        parts.append(("By task", "", task_rows(report)))
+    if tasks := report["tasks"]:
+        columns = tasks | ({"average": report["average"]} if len(tasks) > 1 else {})
+        parts.append(("By task", "Speed-up / τ.", column_rows(report["modes"], columns, ("speed-up", "τ pooled"))))
     if any(figures["accept_rate_by_position"] for figures in report["modes"].values()):
         rows = position_rows(report["modes"], report["verify_width"])
         parts.append(("Acceptance by draft position", POSITIONS, rows))
     if report["concurrency"]:
-        parts.append(("Throughput by concurrency", "", concurrency_rows(report["concurrency"])))
+        rows = column_rows(report["modes"], report["concurrency"], ("tokens/s", "speed-up", "outputs identical"))
+        parts.append(("Throughput by concurrency", THROUGHPUT, rows))
     return parts
 
 
@@ -138,27 +139,14 @@ def position_rows(modes: Mapping[str, Any], width: int) -> list[list[str]]:
     return rows
 
 
-def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
-    """Cells, heading first: a row for each batch size; for each mode tokens/s, drafts per round, speed-up, equality."""
-    heading, rows = ["rows together"], []
-    for mode in next(iter(concurrency.values())):
-        heading += [f"{mode}, tokens/s", *([] if mode == BASELINE else ["drafts", "speed-up", "identical"])]
-    for size, modes in concurrency.items():
-        rows.append([size])
-        for mode, figures in modes.items():
-            rows[-1].append(fmt(figures["tokens_per_second"], ",.0f"))
-            if mode != BASELINE:
-                labels = ("drafts per round", "speed-up", "outputs identical")
-                rows[-1] += [cell(figures, label, spread=False) for label in labels]
-    return [heading, *rows]
+def column_rows(modes: Sequence[str], columns: Mapping[str, Any], labels: Sequence[str]) -> list[list[str]]:
+    """Cells, heading first: a row for each mode, a column for each task or batch size; figures joined by " / ".
 
-
-def task_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Cells "speed-up / τ", heading first: a row for each mode, a column for each task and the average."""
-    tasks = report["tasks"] | ({"average": report["average"]} if len(report["tasks"]) > 1 else {})
-    rows = [["method", *tasks]]
-    for mode in report["modes"]:
-        figures = [by_mode[mode] for by_mode in tasks.values()]
-        cells = (f"{fmt(part['speedup'], '.2f', ' ×')} / {fmt(part['tau_pooled'], '.2f')}" for part in figures)
+    columns: {name: figures by mode}.
+    """
+    rows = [["", *columns]]
+    for mode in modes:
+        figures = [column[mode] for column in columns.values()]
+        cells = (" / ".join(cell(part, label, spread=False) for label in labels) for part in figures)
         rows.append([METHODS.get(mode, mode.capitalize()), *cells])
     return rows

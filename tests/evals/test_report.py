@@ -8,7 +8,7 @@ import rich.console
 
 from domino_jax.decoding.generate import Clock
 from domino_jax.evals.report import print_tables, read_report, write_report
-from domino_jax.evals.tables import task_rows
+from domino_jax.evals.tables import sections
 from domino_jax.runtime.errors import DataError
 from tests.helpers.report_runs import FAST, PLAIN, SPLIT, report_of, run_of, two_runs
 
@@ -26,7 +26,7 @@ def test_each_task_has_its_figures_and_the_average_is_over_tasks():
     domino = {name: figures["domino"] for name, figures in report["tasks"].items()}
     assert {name: figures["speedup"] for name, figures in domino.items()} == {"gsm8k": 4.0, "mbpp": 2.0}
     assert domino["gsm8k"]["identical"]["same"] == 2 and report["average"]["domino"]["speedup"] == 3.0
-    assert ["Domino", "4.00 × / 2.17", "2.00 × / 2.17", "3.00 × / 2.17"] in task_rows(report)
+    assert ["Domino", "4.00 × / 2.17", "2.00 × / 2.17", "3.00 × / 2.17"] in sections(report)[0][2]
 
 
 def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinished(tmp_path):

@@ -66,7 +66,7 @@ def test_tables(snapshot):
     widths = {"round_widths": {"domino": 2, "tree": 3}, "verify_width": 3, "drafter": {"block_size": 2}}
     parts = [
         on_console(whole_report()),
-        rows_as_text(tables.task_rows(whole_report())),
+        *(rows_as_text(rows) for _, _, rows in tables.sections(whole_report())),
         rows_as_text(tables.position_rows(deeper_tree(), 3)),
         tables.width_note(widths) + "\n",
         parameter_line() + "\n",
