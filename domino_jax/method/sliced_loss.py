@@ -23,12 +23,15 @@ class SlicedForward(NamedTuple):
     params: the trained parameters that outputs_of reads.
     inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
     states: a tree of arrays [B, A, ...] or None, which do not.
+    in_use: params → what outputs_of gets of them, once for all slices: their matrices cast and gathered. The gradient
+        by them is summed in float32 and is that by params.
     """
 
     outputs_of: Callable[..., Any]
     params: Any
     inputs: tuple
     states: Any = None
+    in_use: Callable[[Any], Any] = lambda params: params
 
 
 def sliced_loss(forward: SlicedForward, labels: Any, loss: Any) -> tuple[jax.Array, Sums]:
@@ -61,9 +64,11 @@ def sliced_loss(forward: SlicedForward, labels: Any, loss: Any) -> tuple[jax.Arr
 
     @jax.custom_vjp
     def loss_of(params, inputs):
-        return over_rows(scan_sum(functools.partial(row_losses, params), slices(inputs)))
+        return over_rows(scan_sum(functools.partial(row_losses, forward.in_use(params)), slices(inputs)))
 
     def with_gradients(params, inputs):
+        params = forward.in_use(params)
+
         def of_slice(inputs, labels, states):
             losses_of = functools.partial(row_losses, labels=labels, states=states)
             losses, pull_back, sums = jax.vjp(losses_of, params, inputs, has_aux=True)
@@ -81,14 +86,14 @@ def sliced_loss(forward: SlicedForward, labels: Any, loss: Any) -> tuple[jax.Arr
 
 
 def scan_sum(function: Callable[..., Any], parts: Any) -> Any:
-    """The sum of function(*part), one part after the other; `parts` has them along axis 0 of every array."""
+    """The sum of function(*part), in float32, one after the other; `parts` has them along axis 0 of every array."""
     return scan_sum_and_stack(lambda *part: (function(*part), None), parts)[0]
 
 
 def scan_sum_and_stack(function: Callable[..., tuple[Any, Any]], parts: Any) -> tuple[Any, Any]:
     """As scan_sum for a function with two results: the sum of the first ones and the second ones along axis 0."""
     first, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), first)
 
     def add(total, part):
         summed, stacked = function(*part)

@@ -4,6 +4,7 @@ The target's parameters are a separate argument: never differentiated, never don
 names a device: the shardings of the arguments and the constraints of sharding.py spread the step over a mesh.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from domino_jax.method.losses import Labels, Loss, Outputs, weigh_slots
 from domino_jax.method.pair import Pair
 from domino_jax.method.sliced_loss import SlicedForward, Sums, scan_sum, sliced_loss
 from domino_jax.method.state import TrainState
+from domino_jax.models.layers import with_kernel_in_use
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
 
@@ -112,9 +114,12 @@ def block_forward(
         final = correct_logits(drafter, {"head": params}, base, codes)
         return Outputs(base, final, None if states is None else gathered.unembed(states))
 
-    # The slices read the head's last matrix alone. The compiler leaves out the zeros that are summed for the rest.
-    params = models.drafter_params["head"] if config.has_head else {}
-    default = SlicedForward(outputs_of, params, (z, codes), states)
+    if not config.has_head:
+        default = SlicedForward(outputs_of, {}, (z, codes), states)
+    else:
+        # The slices read the head's last matrix alone. The compiler leaves out the zeros that are summed for the rest.
+        in_use = functools.partial(with_kernel_in_use, module="up", dtype=drafter.dtype)
+        default = SlicedForward(outputs_of, models.drafter_params["head"], (z, codes), states, in_use)
     return loss.forward(default, models, base_logits, labels, previous_tokens)
 
 

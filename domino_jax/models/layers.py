@@ -66,13 +66,12 @@ class SplitLinear(nn.Module):
 
     def part(self, index: int, x: jax.Array, bias: bool = False) -> jax.Array:
         """The share of input `index`, x [..., widths[index]] → [..., features]."""
-        # Cast before it is gathered: two bytes a weight, not four, travel between devices in a bfloat16 step.
         product = multiply(x.astype(self.dtype), self._rows(in_use(self.kernel, self.name, self.dtype), index))
         return product + self.bias.astype(product.dtype) if bias else product
 
     def matrix(self, index: int) -> Matrix:
         """The rows of input `index`, fetched once for a loop, so that their gradient is summed once, in float32."""
-        return self._rows(in_use(self.kernel, self.name), index)
+        return self._rows(in_loop(self.kernel, self.name, self.dtype), index)
 
     def _rows(self, kernel: Matrix, index: int) -> Matrix:
         rows = slice(sum(self.widths[:index]), sum(self.widths[: index + 1]))
@@ -84,13 +83,23 @@ def in_use(kernel: Matrix, module: str | None, dtype: Any = None, kv_heads: int 
 
     module: its name; None for a matrix that is used as it is stored.
     """
+    dtype = None if quantized.is_quantized(kernel) else dtype
+    if module is None:
+        return kernel if dtype is None else kernel.astype(dtype)
+    return jax.tree.map(lambda leaf: sharding.gather(leaf, module, dtype, kv_heads), kernel)
 
-    def laid_out(leaf: jax.Array) -> jax.Array:
-        return leaf if module is None else sharding.gather(leaf, module, kv_heads)
 
+def in_loop(kernel: Matrix, module: str, dtype: Any) -> Matrix:
+    """As in_use for the turns of a loop, fetched once before it; a floating matrix keeps its type, so that its gradient
+    is summed in float32."""
     if quantized.is_quantized(kernel):
-        return jax.tree.map(laid_out, kernel)
-    return laid_out(kernel if dtype is None else kernel.astype(dtype))
+        return in_use(kernel, module)
+    return sharding.gather_for_loop(kernel, module, dtype)
+
+
+def with_kernel_in_use(params: dict, module: str, dtype: Any) -> dict:
+    """Parameters with one module's kernel as its products use it, so that many of them gather it once."""
+    return params | {module: params[module] | {"kernel": in_use(params[module]["kernel"], module, dtype)}}
 
 
 def multiply(x: jax.Array, kernel: Matrix, logits: bool = False, once: bool = False) -> jax.Array:

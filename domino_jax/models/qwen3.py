@@ -20,10 +20,10 @@ from domino_jax.models.decoder_config import (
     refuse_unsupported,
 )
 from domino_jax.models.decoder_layer import DecoderLayer, cache_attention, run_layer, token_attention
-from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_rows
+from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, in_use, rotary_angles, with_kernel_in_use, with_rows
 from domino_jax.models.moe import ExpertConfig, read_expert_config
 from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
-from domino_jax.models.sharding import constrain_rows, gather
+from domino_jax.models.sharding import constrain_rows
 from domino_jax.runtime.errors import ConfigError, quote
 
 MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
@@ -91,13 +91,15 @@ class Qwen3(nn.Module):
 
     def with_gathered_head(self, params: dict) -> dict:
         """The parameters with the vocabulary matrix in the layout of `unembed`, so that many calls gather it once."""
-        name, leaf = ("embed_tokens", "embedding") if self.config.tie_word_embeddings else ("lm_head", "kernel")
-        return params | {name: {leaf: in_use(params[name][leaf], name, self.dtype)}}
+        if not self.config.tie_word_embeddings:
+            return with_kernel_in_use(params, "lm_head", self.dtype)
+        table = in_use(params["embed_tokens"]["embedding"], "embed_tokens", self.dtype)
+        return params | {"embed_tokens": {"embedding": table}}
 
     def unembed(self, hidden: Hidden) -> Logits:
         """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""
         if self.config.tie_word_embeddings:
-            table = gather(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
+            table = in_use(self.embed_tokens.embedding, "embed_tokens", self.dtype)
             product = functools.partial(jnp.einsum, "...d,vd->...v", preferred_element_type=jnp.float32)
             return with_rows(product, hidden.astype(self.dtype), table)
         return self.lm_head(hidden)

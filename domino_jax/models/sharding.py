@@ -201,34 +201,51 @@ def layout(x: jax.Array, *axes: str | None) -> PartitionSpec:
     return _divide(_mesh_shape(), axes, x.shape)
 
 
-def gather(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
-    """A module's matrix as a product uses it: whole over fsdp, split over tensor; its gradient as it is stored.
+def gather(matrix: jax.Array, module: str, dtype: Any = None, kv_heads: int | None = None) -> jax.Array:
+    """A module's matrix as a product uses it: in `dtype`, whole over fsdp, split over tensor.
 
-    Constrained at the use, after the cast to the compute type, so that a bfloat16 step gathers two bytes a weight, not
-    four, and so that the compiler never moves activations to the weights instead. The gradient is scattered as it is
-    summed: a plain constraint would have it summed whole on every device.
+    Constrained at the use, so that the compiler never moves activations to the weights instead. Its gradient is
+    scattered as it is summed: a plain constraint would have it summed whole on every device.
 
     Args:
         kv_heads: K where the matrix makes keys or values; a tensor axis that does not divide K leaves it whole.
     """
-    shape = _mesh_shape()
-    if shape is None:
-        return matrix
-    whole = ["kv_heads"] if kv_heads is not None and kv_heads % shape["tensor"] else []
-    stored = tuple(None if axis in whole else axis for axis in MATRICES.get(module, ANY_MATRIX))
-    return _relaid(matrix, tuple(None if axis == "width" else axis for axis in stored), stored)
+    if not on_mesh():
+        return matrix if dtype is None else matrix.astype(dtype)
+    stored = _stored(module, kv_heads)
+    return _relaid(_cast(matrix, dtype, stored), stored, None)
+
+
+def gather_for_loop(matrix: jax.Array, module: str, dtype: Any) -> jax.Array:
+    """As `gather`, once for all turns of a loop: rounded to `dtype` but in its own type, in which the turns sum its
+    gradient."""
+    return _relaid(matrix, _stored(module), dtype) if on_mesh() else matrix
+
+
+def _stored(module: str, kv_heads: int | None = None) -> tuple[str | None, ...]:
+    """The logical axes by which a module's matrix is laid out on the current mesh."""
+    whole = ["kv_heads"] if kv_heads is not None and kv_heads % shards("kv_heads") else []
+    return tuple(None if axis in whole else axis for axis in MATRICES.get(module, ANY_MATRIX))
+
+
+def _cast(matrix: jax.Array, dtype: Any, stored: tuple) -> jax.Array:
+    """The matrix in `dtype`, laid out as it is stored: a bfloat16 step gathers two bytes a weight of its float32
+    masters. Without the layout XLA gathers the masters, and casts them whole."""
+    return matrix if dtype in (None, matrix.dtype) else constrain(matrix.astype(dtype), *stored)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _relaid(matrix: jax.Array, used: tuple, stored: tuple) -> jax.Array:
-    return constrain(matrix, *used)
+def _relaid(matrix: jax.Array, stored: tuple, dtype: Any) -> jax.Array:
+    """A stored matrix whole over fsdp, by way of `dtype`; its gradient is laid out as it is stored."""
+    used = (None if axis == "width" else axis for axis in stored)
+    return constrain(_cast(matrix, dtype, stored), *used).astype(matrix.dtype)
 
 
-def _relaid_forward(matrix, used, stored):
-    return constrain(matrix, *used), None
+def _relaid_forward(matrix, stored, dtype):
+    return _relaid(matrix, stored, dtype), None
 
 
-def _relaid_backward(used, stored, _, gradient):
+def _relaid_backward(stored, dtype, _, gradient):
     return (constrain(gradient, *stored),)
 
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,13 +16,14 @@ import numpy as np
 import pytest
 
 from domino_jax.forecast import dry_run, topologies
+from domino_jax.method.drafters import new_drafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import builders, cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.train import main
 from domino_jax.training import flops
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import GOLDEN, ROOT
 
 SMALL = (
     "--config.train.batch_size=8",
@@ -139,3 +141,22 @@ def test_the_step_compiles_for_sixteen_chips(tmp_path):
     kept = json.loads((tmp_path / "dry_run.json").read_text())
     assert (kept["chips"], kept["fits"]) == (16, True)
     assert kept["parameter_bytes_per_chip"] < 4 * 60e6 / 8
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not importlib.util.find_spec("jax_cuda12_plugin"), reason="needs requirements-compile.txt")
+@pytest.mark.parametrize("head", [("domino",), ("markov", "--config.drafter.markov.head_type=rnn")])
+def test_a_bfloat16_step_gathers_two_bytes_a_weight_of_its_float32_masters(head):
+    name, *choices = head
+    small = ("--config.drafter.target_layer_ids=(0,)", f"--config.drafter.head={name}", "--config.mesh.fsdp=-1")
+    config = flags(f"--config.target.path={GOLDEN / 'tied_shift' / 'target'}", *small, *choices).config
+    mesh = sharding.make_mesh(1, 8, 1, list(topologies.devices_of("h100:8")))
+    target = Qwen3(dry_run.shapes_of(config.target.path), np.dtype("bfloat16"))
+    drafter = new_drafter(builders.drafter_config_of(config, target.config), np.dtype("bfloat16"))
+    with jax.set_mesh(mesh):
+        traced, state, _ = dry_run.trace_step(config, target, drafter, mesh)
+        text = traced.lower().compile().as_text()
+    lines = re.findall(r"= (.*) all-gather(?:-start)?\(", text)
+    gathered = {(kind, shape) for line in lines for kind, shape in re.findall(r"(\w+)\[(\d+,\d+)\]", line)}
+    masters = {f"{leaf.shape[0]},{leaf.shape[1]}" for leaf in jax.tree.leaves(state.params) if leaf.ndim == 2}
+    assert {kind for kind, shape in gathered if shape in masters} == {"bf16"}, gathered

@@ -92,7 +92,6 @@ class SelectorLoss(Loss):
         self, default: SlicedForward, models: Pair, base_logits: Any, labels: Labels, previous_tokens: jax.Array
     ) -> SlicedForward:
         config = models.drafter.config
-        drafting = models.replace(drafter_params=jax.lax.stop_gradient(models.drafter_params))
 
         def outputs_of(params, z: Hidden, codes: jax.Array, states: tuple) -> Outputs:
             (labels, anchors), z = states, z[:, :, config.first_slot :]
@@ -102,6 +101,7 @@ class SelectorLoss(Loss):
             unary = jnp.take_along_axis(base, tokens, axis=-1)
             head = models.replace(drafter_params={"head": params}).head
             scores = unary + head.residual_of(codes[..., None, :], head.rows(tokens))[..., 0, :]
+            drafting = models.replace(drafter_params=jax.lax.stop_gradient({"head": params}))
             candidates = Candidates(tokens, best, vocab_ids=tokens)
             path = roll_out_blocks(drafting, anchors, jax.lax.stop_gradient(z), candidates)
             return Outputs(base, base, extra=Choices(tokens, scores, covered, path))

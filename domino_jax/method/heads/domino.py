@@ -11,7 +11,7 @@ from domino_jax.method.config import LAMBDA_KEYS, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head
-from domino_jax.models.layers import Matrix, SplitLinear, in_use, multiply
+from domino_jax.models.layers import Matrix, SplitLinear, in_loop, in_use, multiply
 from domino_jax.models.shapes import Hidden
 
 
@@ -40,7 +40,7 @@ class GRU(nn.Module):
 
     def hidden_matrix(self) -> Matrix:
         """The matrix [U, 3U] of `advance`, fetched once for a loop, so that its gradient is summed once, in float32."""
-        return in_use(self.weight_hh, "weight_hh")
+        return in_loop(self.weight_hh, "weight_hh", self.dtype)
 
     def advance(self, state: jax.Array, input_gates: jax.Array, matrix: Matrix | None = None) -> jax.Array:
         """h' = (1-u)·n + u·h with r, u from both shares and n = tanh(W_n x + r·(U_n h)). state float32 [..., U].

@@ -5,6 +5,7 @@ slots. The same slices bound how many logits are in memory.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from domino_jax.method.losses import Labels, Outputs
 from domino_jax.method.pair import Pair
 from domino_jax.method.sliced_loss import SlicedForward, Sums
+from domino_jax.models.layers import with_kernel_in_use
 from domino_jax.models.shapes import Features, Hidden
 from domino_jax.runtime.keys import key
 
@@ -75,7 +77,8 @@ class Eagle3Loss:
             return Outputs(logits, None, target, (teacher, choice))
 
         params = {name: models.drafter_params[name] for name in ("norm", "lm_head")}
-        return SlicedForward(outputs_of, params, (z,), hidden)
+        in_use = functools.partial(with_kernel_in_use, module="lm_head", dtype=models.drafter.dtype)
+        return SlicedForward(outputs_of, params, (z,), hidden, in_use)
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """As Loss.block_sums, [J] each. outputs.extra: the target's logits over the draft vocabulary [n, V_d], and the
