@@ -56,7 +56,6 @@ def main(flags: cli.Flags) -> None:
     if flags.dry_run:
         return forecast_rounds.main(flags)
     check_flags(flags)
-    keep_compiled()
 
     # 2. The processes, where they share a mesh; a small model on a CPU has one thread.
     shape = config.decode.mesh
@@ -67,6 +66,7 @@ def main(flags: cli.Flags) -> None:
         distributed.initialize(flags.distributed, preemptible=False)
 
     # 3. The settings, and the devices.
+    keep_compiled()
     path, head = config.drafter.path, config.drafter.head
     if path and config.decode.modes is None:
         head = stored_head(path)  # on which the open modes depend

@@ -73,13 +73,13 @@ def main(flags: cli.Flags) -> int:
     paths = drafter_paths(flags)
     output = output_folder(flags.output)
     stated_seconds = read_seconds(flags.round_seconds, paths)
-    keep_compiled()
 
     # 2. The processes, where they share a mesh.
     if (config.decode.mesh.data, config.decode.mesh.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
 
     # 3. The devices, and the answers, made by a server or the target where none are given.
+    keep_compiled()
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
     real = {"parity": "near_tie", "concurrency": ()}
     settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)

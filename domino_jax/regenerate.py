@@ -55,8 +55,8 @@ def main(flags: cli.Flags) -> None:
     rules.check(config, "regenerate", flags.set_keys)
     if flags.head and config.regenerate.use_drafter and config.drafter.path:
         refuse_other_head(stored_head(config.drafter.path), flags.head, config.drafter.path)
-    keep_compiled()
     distributed.initialize(flags.distributed, preemptible=False)  # every answered row is on the disk
+    keep_compiled()
     identity = target_identity(config.target.path)
     answer_prompts(config, flags.prompts, flags.output, identity, flags.set_keys)
 

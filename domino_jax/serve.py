@@ -44,7 +44,6 @@ def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the address: what is wrong with them is reported before anything is loaded.
     config = flags.config
     rules.check(config, "serve", flags.set_keys)
-    keep_compiled()
     settings = settings_of(flags)
     try:
         import uvicorn
@@ -114,6 +113,7 @@ def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
     """The models of the recipe, on its mesh, as the engine serves them."""
     from domino_jax.serving.requests import ServedModel
 
+    keep_compiled()
     config, loader = flags.config, loader_of(flags, settings, "serve.batch_size")
     with loader.on_mesh():
         target = loader.target()

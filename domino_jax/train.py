@@ -83,7 +83,7 @@ def main(flags: cli.Flags) -> int | None:
         identity = target_identity(target.path)
         refuse_differences({"the recipe": recipe, "the target": identity, "the code": environment.code_digest()})
         use_exact_matmuls(target.dtype)
-        keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
+        keep_compiled(workdir / ".xla_cache")
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         sharding.check_rows(mesh, train.batch_size, train.accumulate)
         target_shape = read_target_config(target.path)

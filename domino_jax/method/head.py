@@ -15,7 +15,7 @@ import numpy as np
 
 from domino_jax.method.fields import keyed_fields
 from domino_jax.method.losses import Loss
-from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_loop, in_use, multiply
+from domino_jax.models.layers import INIT_STD, Linear, Matrix, in_use, multiply
 from domino_jax.models.quantized import is_quantized, transposed
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain_rows

@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -104,3 +105,16 @@ def git_state(folder: pathlib.Path) -> str | None:
 def usable_cores() -> int:
     """How many cores the calling thread may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device_name() -> str:
+    """A file name for what compiled programs depend on: the kind and number of devices, the versions of JAX and the
+    compiler, and of CPUs the instructions that they have. Starts jax's backend."""
+    device = jax.devices()[0]
+    facts = [jax.__version__, device.client.platform_version]
+    if device.platform == "cpu":  # a program for one CPU may not run on another
+        cpus = pathlib.Path("/proc/cpuinfo")
+        instructions = re.search(r"(?m)^(?:flags|Features)\s*:.*", cpus.read_text() if cpus.exists() else "")
+        facts += [platform.machine(), instructions[0] if instructions else platform.node()]
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+    return re.sub(r"\W+", "_", f"{device.device_kind} x{jax.device_count()} {digest}")

@@ -1,19 +1,23 @@
 """From folders to models that can run: what the commands share. Nothing here knows a recipe."""
 
+import contextlib
 import dataclasses
 import logging
-import pathlib
-import platform
+import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.quantized import is_quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.runtime.environment import device_name
+from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
 from domino_jax.weights.draft_storage import quantized_matrices, rows_together
@@ -73,21 +77,36 @@ def use_exact_matmuls(dtype: str) -> None:
         jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def keep_compiled(folder: pathlib.Path | None = None) -> None:
+def keep_compiled(folder: os.PathLike | None = None) -> None:
     """Keeps compiled programs in `folder`, so that the next run and the final decoding find what was compiled before.
 
-    Without a folder they are kept in the user's cache, apart for each machine, because a program for one CPU may not
-    run on another. A cache that the environment names (JAX_COMPILATION_CACHE_DIR) stays in use.
+    They are apart by devices and versions, so that machines can share the folder, which may be in a bucket; without one
+    they are kept in the user's cache. Of several processes with accelerators process 0 alone writes, as jax has it. A
+    cache that the environment names (JAX_COMPILATION_CACHE_DIR) stays in use.
     """
-    if jax.config.jax_compilation_cache_dir:
-        return
-    try:
-        folder = folder or cache_folder() / "programs" / platform.node()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever writes there can run code here
-    except OSError:
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if jax.default_backend() == "cpu" and jax.process_count() > 1:
+        _write_from_every_process()
+    if not jax.config.jax_compilation_cache_dir:
+        with contextlib.suppress(OSError):
+            folder = epath.Path(folder or cache_folder() / "programs") / device_name()
+            if not is_remote(folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever writes there can run code here
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _write_from_every_process() -> None:
+    """Lets each process keep its programs: a CPU's are keyed by their process, and jax lets process 0 alone write."""
+    from jax._src import compiler, distributed  # no public switch
+
+    def write(*program: Any, write: Callable = compiler._cache_write) -> None:
+        process, distributed.global_state.process_id = distributed.global_state.process_id, 0
+        try:
+            write(*program)
+        finally:
+            distributed.global_state.process_id = process
+
+    compiler._cache_write = write
 
 
 def load_models(
