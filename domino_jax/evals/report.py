@@ -24,6 +24,7 @@ from domino_jax.evals.bootstrap import LEVEL, RESAMPLES, SEED
 from domino_jax.evals.mode_run import ModeRun, averages, figures_of
 from domino_jax.evals.page import render_page
 from domino_jax.evals.tables import notes_of, rows_of, title
+from domino_jax.models.kernels import REFUSED
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote, write_whole
@@ -92,7 +93,8 @@ def device() -> str:
         cores = f", {of}{there} cores"
         if has_one_thread():
             cores += ", one thread"
-    return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"
+    kernels = "".join(f"; {name} by XLA, because its kernel is refused: {why}" for name, why in REFUSED.items())
+    return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores}){kernels}"
 
 
 # ------------------------------------------------------------------------------------------------------ files

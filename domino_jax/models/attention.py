@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.models import gpu_attention, tpu_attention
+from domino_jax.models.kernels import REFUSED
 from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED, Mask
 from domino_jax.models.slices import cut, join
@@ -43,7 +44,7 @@ def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Ar
     used = {
         platform: functools.partial(attend_long, kernel.kernel_call)
         for platform, kernel in KERNELS.items()
-        if kernel.applies(q, k)
+        if "attention" not in REFUSED and kernel.applies(q, k)
     }
     return jax.lax.platform_dependent(q, k, v, mask, default=attend, **used) if used else attend(q, k, v, mask)
 

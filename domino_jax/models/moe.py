@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 
 from domino_jax.models import gpu_experts, quantized, sharding
 from domino_jax.models.decoder_config import check_size, read_switch
+from domino_jax.models.kernels import REFUSED
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, multiply
 from domino_jax.runtime.errors import ConfigError, quote
 
@@ -155,7 +156,7 @@ def _by_device(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: M
     forms: dict[str, Callable] = {"cpu": dense, "default": grouped}
     if in_eight_bits and len(rows) <= quantized.FEW_ROWS:
         forms["default"] = one_after_another
-    if gpu_experts.applies(rows, matrices):
+    if f"experts in {jax.tree.leaves(matrices)[0].dtype}" not in REFUSED and gpu_experts.applies(rows, matrices):
         forms["cuda"] = functools.partial(gpu_experts.by_kernel, interpret=False)
     if len(rows) == 1 and not in_eight_bits:
         forms["cuda"] = take_experts

@@ -20,6 +20,7 @@ from jax.experimental.pallas import triton
 
 from domino_jax.models import long_attention
 from domino_jax.models.gpu_attention import multiplies_bfloat16
+from domino_jax.models.kernels import REFUSED
 from domino_jax.models.sharding import on_mesh
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
@@ -89,8 +90,8 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array], once: bool = False) -
     rows = math.prod(x.shape[:-1])
     if rows > FEW_ROWS:
         return _by_copy(x, matrix)
-    forms = {"cpu": _by_copy, "default": _by_tiles}
-    if kernel_applies(x):
+    forms = {"cpu": _by_copy, "default": by_tiles}
+    if "matrices in tiles" not in REFUSED and kernel_applies(x):
         forms["cuda"] = functools.partial(by_kernel, interpret=False)
     out = jax.lax.platform_dependent(x.reshape(rows, -1), matrix, **forms)
     return out.reshape(*x.shape[:-1], -1)
@@ -104,7 +105,7 @@ def _by_copy(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
     return _sums("...i,io->...o", x, dequantized(matrix))
 
 
-def _by_tiles(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
+def by_tiles(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
     """One product for each row of tiles, whose sums [T, out] are then scaled."""
     q, scale = matrix["q"], matrix["scale"]
     tiles = x.reshape(len(x), -1, TILE)

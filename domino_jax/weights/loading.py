@@ -14,6 +14,7 @@ from etils import epath
 from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
+from domino_jax.models import kernels
 from domino_jax.models.quantized import is_quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.environment import device_name
@@ -56,6 +57,7 @@ def load_target(path: str, dtype: str, sharding: Sharding = None, quantize: str 
     sharding: where the weights go (target.Sharding); this process' first device when None. Of a sharded weight
     a host reads what its devices hold.  quantize: a key of quantization.QUANTIZE, for copies in eight bits.
     """
+    kernels.refuse_faulty()
     folder = hf.resolve_folder(path)
     config, params = target.load_target(folder, np.dtype(dtype), sharding, quantize)
     model = Qwen3(config, np.dtype(dtype))
@@ -78,7 +80,8 @@ def use_exact_matmuls(dtype: str) -> None:
 
 
 def keep_compiled(folder: os.PathLike | None = None) -> None:
-    """Keeps compiled programs in `folder`, so that the next run and the final decoding find what was compiled before.
+    """Keeps compiled programs in `folder`, so that the next run and the final decoding find what was compiled before;
+    then tries this process' kernels, whose verdicts are kept there too.
 
     They are apart by devices and versions, so that machines can share the folder, which may be in a bucket; without one
     they are kept in the user's cache. Of several processes with accelerators process 0 alone writes, as jax has it. A
@@ -93,6 +96,7 @@ def keep_compiled(folder: os.PathLike | None = None) -> None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever writes there can run code here
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    kernels.refuse_faulty()
 
 
 def _write_from_every_process() -> None:

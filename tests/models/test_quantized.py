@@ -57,7 +57,7 @@ def test_a_linear_map_multiplies_with_the_dequantized_matrix(form, count):
 def test_the_kernel_for_gpus_and_the_sums_by_tiles_equal_the_product(inputs, count):
     kernel, x = tiles(inputs, 384), rows(count, inputs, jnp.bfloat16)
     exact = np.asarray(x, np.float64) @ np.asarray(quantized.dequantized(kernel), np.float64)
-    for y in (quantized.by_kernel(x, kernel, interpret=True), quantized._by_tiles(x, kernel)):
+    for y in (quantized.by_kernel(x, kernel, interpret=True), quantized.by_tiles(x, kernel)):
         assert y.dtype == jnp.float32
         np.testing.assert_allclose(y, exact, rtol=0, atol=2e-6 * abs(exact).max())
 

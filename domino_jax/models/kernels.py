@@ -1,0 +1,118 @@
+"""Which Pallas kernels this process' devices may use. Skip this file at first reading.
+
+Interpreters and compilers for absent devices are most of what vouches for the kernels. So each is tried on the first
+device of its kind, on small random inputs, against XLA's form of it.
+"""
+
+import functools
+import hashlib
+import logging
+import pathlib
+import threading
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from domino_jax.runtime.agreement import from_primary
+from domino_jax.runtime.environment import device_name
+from domino_jax.runtime.errors import first_line
+from domino_jax.runtime.json_files import read_json, write_json
+
+REFUSED: dict[str, str] = {}  # kernel → why XLA's form is used instead; read while programs are traced
+SECONDS = 300  # of a trial with its compilation
+ROUNDING = 2**-6  # that two forms may differ by, of the largest value: a few roundings to bfloat16
+Trial = Callable[[], tuple[Callable, Callable, tuple]]  # → the kernel, XLA's form, and what both are called with
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def refuse_faulty() -> None:
+    """Fills REFUSED, the same in every process, before the first program is traced. Nothing is run on CPUs."""
+    platform, device = jax.default_backend(), jax.devices()[0]
+    if platform != "cpu":
+        REFUSED.update(from_primary(lambda: judge(trials(platform))))
+    for name, reason in REFUSED.items():
+        versions = f"jax {jax.__version__}, {' '.join(device.client.platform_version.split())}"
+        log.warning("The kernel for %s is not used on %s: %s (%s).", name, device.device_kind, reason, versions)
+
+
+def judge(trials: dict[str, Trial]) -> dict[str, str]:
+    """{kernel that fails: why}. Verdicts are kept beside the compiled programs, by devices, versions and modules."""
+    modules = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in modules)).hexdigest()[:12]
+    folder = jax.config.jax_compilation_cache_dir
+    file = epath.Path(folder) / f"kernels-{device_name()}-{digest}.json" if folder else None
+    known = read_json(file) if file and file.exists() else {}
+
+    def keep(verdicts: dict[str, str]) -> None:
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, verdicts)
+
+    for name in trials.keys() - known.keys():
+        keep(known | {name: "its trial did not end"})  # for the next start, if the trial ends this process
+        known[name] = fault_of(trials[name])
+        keep(known)
+    return {name: reason for name, reason in known.items() if reason}
+
+
+def fault_of(trial: Trial) -> str:
+    """What is wrong with a kernel; "" for nothing. It runs in a thread, which has no mesh and can be left behind."""
+    results = []
+
+    def run() -> None:
+        try:
+            kernel, plain, arguments = trial()
+            ours, theirs = (np.asarray(jax.jit(form)(*arguments), np.float32) for form in (kernel, plain))
+            share = np.abs(ours - theirs).max() / np.abs(theirs).max()
+            results.append("" if share <= ROUNDING else f"it is {share:.2g} of the largest value off")
+        except Exception as error:  # compilers and devices raise classes of their own
+            results.append(f"it failed ({first_line(error)})")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return results[0] if results else f"its trial did not end in {SECONDS} s"
+
+
+def trials(platform: str, interpret: bool = False) -> dict[str, Trial]:
+    """The trials of a platform's kernels, by the names that the forms look up in REFUSED."""
+    from domino_jax.models import attention, gpu_attention, gpu_experts, moe, quantized  # which read REFUSED
+
+    rng = np.random.default_rng(0)
+
+    def floats(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+
+    def stored(dtype: str, *shape: int):
+        if dtype != "float8_e4m3fn":
+            return floats(*shape) if dtype == "bfloat16" else quantized.quantize(floats(*shape), dtype)
+        tiles = (*shape[:-2], shape[-2] // quantized.TILE, shape[-1] // quantized.TILE)
+        return {"q": floats(*shape).astype(dtype), "scale": jnp.abs(floats(*tiles)).astype(jnp.float32)}
+
+    def attention_trial():
+        form = attention.KERNELS["tpu" if platform == "tpu" else "cuda"].kernel_call
+        keys, values = floats(2, 1, 2, 6_400, 128)
+        arguments = (floats(1, 8, 17, 128), keys, values, floats(1, 17, 6_400) > 0)
+        return functools.partial(attention.attend_long, form, interpret=interpret), attention.attend, arguments
+
+    def experts_trial(dtype: str):
+        matrices = {name: stored(dtype, 8, 256, 256) for name in ("gate_proj", "up_proj", "down_proj")}
+        experts = jnp.arange(48).reshape(24, 2) % 7
+        form = functools.partial(gpu_experts.by_kernel, interpret=interpret)
+        return form, moe.grouped, (floats(24, 256), experts, jnp.full((24, 2), 0.5), matrices)
+
+    def tiles_trial():
+        form = functools.partial(quantized.by_kernel, interpret=interpret)
+        return form, quantized.by_tiles, (floats(17, 512), stored("float8_e4m3fn", 512, 256))
+
+    if platform == "tpu":
+        return {"attention": attention_trial}
+    if not gpu_attention.multiplies_bfloat16(jax.devices()[0]):
+        return {}  # none is used there
+    kinds = ("bfloat16", *quantized.LARGEST)
+    experts = {f"experts in {kind}": functools.partial(experts_trial, kind) for kind in kinds}
+    return {"attention": attention_trial, "matrices in tiles": tiles_trial, **experts}
