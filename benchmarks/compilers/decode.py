@@ -293,7 +293,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
     parser.add_argument("--entry", default="", help=argparse.SUPPRESS)
     parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compilers.md")
-    parser.add_argument("--write", action="store_true", help="write the tables from the JSONs, compile nothing")
     parser.add_argument("--small", action="store_true", help="two programs of three layers for this CPU")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -307,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             label = name_of(what, entry)
             if options.entry == label:
                 compile_entry(what, entry, options.folder)
-            elif not options.entry and not options.write and options.only in label:
+            elif not options.entry and options.only in label:
                 file = options.folder / f"{label}.json"
                 if not file.exists() or len(json.loads(file.read_text())["programs"]) < WORKS[what].count:
                     compile_apart(what, entry, options.folder)

@@ -100,7 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--effort", type=float, default=-1.0, help="of the compiler: -1 is least, 0 as in a run")
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
-    parser.add_argument("--write", action="store_true", help="write the table from the JSONs, compile nothing")
     parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compilers.md")
     parser.add_argument("--small", action="store_true", help="one small entry")
     options = parser.parse_args(arguments)
@@ -109,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.small:
         files = {name_of(entry): (entry, options.folder / f"{name_of(entry)}.json") for entry in SMALL}
     for name, (entry, file) in files.items():
-        if not options.write and options.only in name and not file.exists():
+        if options.only in name and not file.exists():
             compile_entry(entry, file, options.effort)
     records = [(entry, json.loads(file.read_text())) for entry, file in files.values() if file.exists()]
     if records:

@@ -41,6 +41,7 @@ SHAPES = pathlib.Path(__file__).resolve().parents[2] / "assets" / "qwen3_configs
 def main(flags: cli.Flags) -> None:
     config = flags.config
     devices = topologies.devices_of(flags.topology) if flags.topology else jax.devices()
+    print("compiling; 8B on TPUs takes 15 to 25 CPU minutes by estimate (docs/training.md)", flush=True)
     figures = examine(config, devices, flags.topology or devices[0].device_kind)
     folder = open_path(flags.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,18 +162,20 @@ def key_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
-    """What is printed: figures of one chip."""
+    """What is printed: figures of one chip, or of one device where a chip has two."""
     target, drafter, optimizer, temporary = (
         say_bytes(figures[f"{part}_bytes_per_chip"]) for part in ("target", "parameter", "optimizer", "temporary")
     )
     mesh = " × ".join(f"{axis} {size}" for axis, size in figures["mesh"].items())
-    moved = f", {say_bytes(figures['bytes_accessed'])} accessed by each chip" if figures["bytes_accessed"] else ""
+    noun = topologies.noun_of(figures["topology"])
+    devices = f"{figures['chips']} {noun}s"
+    moved = f", {say_bytes(figures['bytes_accessed'])} accessed by each {noun}" if figures["bytes_accessed"] else ""
     out = [
-        f"{figures['topology']}: {figures['chips']} chips, mesh {mesh}; compiled in {figures['compile_seconds']:.0f} s",
+        f"{figures['topology']}: {devices}, mesh {mesh}; compiled in {figures['compile_seconds']:.0f} s",
         f"a step of {figures['rows']} rows of {figures['max_length']} tokens with {figures['num_anchors']} anchors",
         f"  target {target}, drafter {drafter}, optimizer {optimizer}, temporary {temporary}",
         f"  peak {peak_of(figures, figures['chip_bytes'])}",
-        f"  {figures['flops'] / 1e12:,.1f} TFLOP in matrix products on all chips{moved} (a loop's body once)",
+        f"  {figures['flops'] / 1e12:,.1f} TFLOP in matrix products on all {noun}s{moved} (a loop's body once)",
     ]
     if evaluation := figures["evaluation"]:
         temporary = say_bytes(evaluation["temporary_bytes_per_chip"])

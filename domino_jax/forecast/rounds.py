@@ -177,7 +177,8 @@ def lines(reads: Reads, most: int, requests: int, chip: topologies.Chip | None) 
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         f"weights and caches of {requests} request(s), {memory}",
-        "bytes that a chip must read, at least" + (", and their time by its data sheet" if chip else ""),
+        f"bytes that a {chip.noun if chip else 'chip'} must read, at least"
+        + (", and their time by its data sheet" if chip else ""),
         *("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in table),
         "A round pays where τ at its width is above the last column.",
     ]

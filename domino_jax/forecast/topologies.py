@@ -1,6 +1,7 @@
 """Devices that are not here, for their compilers: TPU slices by name, and GPUs of one machine.
 
-devices_of("v5e:4x4")   the 16 chips of a TPU slice, or one with v5e:1x1: needs the libtpu wheel, not the chips
+devices_of("v5e:4x4")   the 16 chips of a TPU slice, or one with v5e:1x1: needs the libtpu wheel, not the chips; the 8
+                        devices of four chips with tpu7x:2x2x1
 devices_of("h100:8")    eight GPUs of a machine ("h200" is one): needs the wheels jax-cuda12-plugin and
                         jax-cuda12-pjrt of jax's version, no driver
 """
@@ -22,22 +23,24 @@ GB = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip by its public data sheet.
+    """One device by its public data sheet.
 
-    memory: bytes.  bandwidth: of that memory, bytes/s.
+    memory: bytes.  bandwidth: of that memory, bytes/s.  noun: what a device is; of a tpu7x a chip has two.
     """
 
     memory: float
     bandwidth: float
+    noun: str = "chip"
 
 
 # Cloud TPU's system architecture pages (per-chip HBM and its bandwidth); NVIDIA's data sheets of
-# the H100 SXM and the H200.
+# the H100 SXM and the H200. Of a tpu7x, half of a chip, with the memory that libtpu gives to programs.
 CHIPS = {
     "v4": Chip(32 * GB, 1_228 * GB),
     "v5e": Chip(16 * GB, 819 * GB),
     "v5p": Chip(95 * GB, 2_765 * GB),
     "v6e": Chip(32 * GB, 1_640 * GB),
+    "tpu7x": Chip(94.75 * 2**30, 3_690 * GB, "device"),
     "h100": Chip(80 * GB, 3_350 * GB),
     "h200": Chip(141 * GB, 4_800 * GB),
 }
@@ -72,8 +75,13 @@ TPU_ENVIRONMENT = {
 
 def chip_of(topology: str) -> Chip | None:
     """The chip of a topology's name; None for one that is not in the table."""
-    kind = topology.split(":")[0].lower()
-    return CHIPS[kind] if kind in CHIPS else None
+    return CHIPS.get(topology.split(":")[0].lower())
+
+
+def noun_of(topology: str) -> str:
+    """What one device of a topology is."""
+    chip = chip_of(topology)
+    return chip.noun if chip else "chip"
 
 
 def devices_of(topology: str) -> Sequence[jax.Device]:

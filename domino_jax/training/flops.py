@@ -12,6 +12,7 @@ PEAKS = (
     (r"TPU v5 ?lite|v5e", 197e12),
     (r"TPU v5|v5p", 459e12),
     (r"TPU v6|v6e", 918e12),
+    (r"TPU7x", 1153.5e12),  # half of a chip
     (r"H100 PCIe", 756e12),
     (r"H[12]00 NVL", 835e12),
     (r"H100|H200", 989e12),

@@ -96,7 +96,8 @@ def test_a_public_size_and_the_chip_of_a_topology_are_known(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert dry_run.shapes_of("Qwen/Qwen3-8B").hidden_size == 4096
     assert topologies.chip_of("v5e:4x4").memory == 16e9 and flops.peak_flops("v5e:4x4") == 197e12
-    assert topologies.chip_of("cpu") is None
+    assert topologies.chip_of("cpu") is None and topologies.noun_of("cpu") == topologies.noun_of("v5e:4x4") == "chip"
+    assert topologies.noun_of("tpu7x:2x2x1") == "device" and flops.peak_flops("TPU7x") == 1153.5e12
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,12 @@ def test_the_gpus_of_one_machine_can_be_compiled_for():
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
 def test_a_machine_with_a_single_chip_can_be_compiled_for():
     assert len(topologies.devices_of("v5e:1x1")) == 1
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
+def test_a_chip_of_a_tpu7x_is_two_devices():
+    devices = topologies.devices_of("tpu7x:2x2x1")
+    assert len(devices) == 8 and topologies.chip_of("tpu7x:2x2x1") and flops.peak_flops(devices[0].device_kind)
 
 
 @pytest.mark.slow(minutes=2)
