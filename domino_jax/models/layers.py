@@ -183,13 +183,15 @@ def one_product(x: jax.Array, *kernels: Matrix) -> tuple[jax.Array, ...]:
 
 
 def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [B, 1, T, H/2], of position · theta^(-2i/H).
+    """cos | cos and -sin | sin, float32 [B, 1, T, H], of position · theta^(-2i/H).
 
-    Always float32: in bfloat16 position 257 would round to 256.
+    Always float32: in bfloat16 position 257 would round to 256. The compiler for GPUs would compute them again in each
+    layer, and takes twice as long to decide about fusions there; the fence costs one kernel a pass.
     """
     exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     angles = positions.astype(jnp.float32)[:, None, :, None] / jnp.power(jnp.float32(theta), exponent)
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return tuple(jnp.split(apart_on_gpus(jnp.concatenate([cos, cos, -sin, sin], axis=-1)), 2, axis=-1))
 
 
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -198,5 +200,4 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
     x32 = x.astype(jnp.float32)
     swapped = jnp.roll(x32, x.shape[-1] // 2, axis=-1)
     # Two products over the whole width, not two over each half: for nine rows XLA:CPU's kernel of those takes 6 µs.
-    cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
     return (x32 * cos + swapped * sin).astype(x.dtype)
