@@ -4,6 +4,7 @@
 target's.
 """
 
+import dataclasses
 import functools
 import logging
 from pathlib import Path
@@ -50,8 +51,11 @@ log = logging.getLogger(__name__)
 @functools.lru_cache(maxsize=16)  # tracing takes half a second
 def drafter_table(config: AnyConfig) -> list[Entry]:
     """Every tensor of floats of a drafter of this config."""
-    drafter = new_drafter(config)
+    drafter = new_drafter(dataclasses.replace(config, num_hidden_layers=1))  # the layers are alike
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    if config.has_backbone:
+        first = shapes["backbone"].pop("layers_0")
+        shapes["backbone"] |= {f"layers_{index}": first for index in range(config.num_hidden_layers)}
     return table_of(shapes, config.tensor_names)
 
 
