@@ -32,6 +32,7 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.recipe import rules
 from domino_jax.recipe.models import Loader, decode_mesh
 from domino_jax.recipe.open_keys import loss_class, shifts_labels
 from domino_jax.recipe.restart import held_out_before
@@ -261,8 +262,7 @@ def chain_drafting(config, drafter: AnyConfig) -> DraftSettings:
     decode, most = config.decode, drafter.most_drafts
     chosen = {name: decode[name] for name in ("draft_sharpness", "head_candidates")}
     drafting = DraftSettings(num_drafts=min(decode.num_drafts or most, most), **chosen)
-    if problem := drafting.drafter_problem(drafter):
-        raise DominoError(f"decode.{problem}")
+    rules.refuse(drafting.drafter_problem(drafter))
     return drafting
 
 

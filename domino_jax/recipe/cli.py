@@ -181,56 +181,60 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
         parser.add_argument(f"--{name}", **flags[name])
     stated, rest = parser.parse_known_args(argv[1:])
     stated = vars(stated)
-    for argument in rest:
-        if argument.startswith("-") and not OVERRIDE.fullmatch(argument) and not NUMBER.fullmatch(argument):
-            raise DominoError(_unknown(argument, names))
-    for name in required:
-        if not stated.get(name):
-            needed = ", ".join(f"--{each}" for each in required)
-            raise DominoError(f"--{name} is missing ({flags[name]['help']}); needed: {needed}.")
-    if stated.get("topology") and not stated.get("dry_run"):
-        raise DominoError(f"--topology={stated['topology']} is for --dry_run alone: add --dry_run or take it out.")
+    for problem in _problems(stated, rest, required, names):
+        raise DominoError(problem)
     set_keys = frozenset(match[1] for match in map(OVERRIDE.fullmatch, rest) if match)
     if "config" in stated:
         stated["config"] = _recipe(stated["config"], set_keys, rest)
-    elif rest:
-        raise DominoError(f"{rest[0]!r} is given without a recipe: add --config=configs/tiny.py or another.")
     return Flags(**stated, set_keys=set_keys)
+
+
+def _problems(stated: dict[str, Any], rest: Sequence[str], required: Sequence[str], names: Sequence[str]):
+    """What is wrong with the words of a command line. stated: its flags.  rest: its other words."""
+    for argument in rest:
+        if argument.startswith("-") and not OVERRIDE.fullmatch(argument) and not NUMBER.fullmatch(argument):
+            yield _unknown(argument, names)
+    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(Flags) if field.metadata}
+    for name in required:
+        if not stated.get(name):
+            yield f"--{name} is missing ({helps[name]}); needed: {', '.join(f'--{each}' for each in required)}."
+    if stated.get("topology") and not stated.get("dry_run"):
+        yield f"--topology={stated['topology']} is for --dry_run alone: add --dry_run or take it out."
+    if rest and "config" not in stated:
+        yield f"{rest[0]!r} is given without a recipe: add --config=configs/tiny.py or another."
 
 
 def _recipe(path: str, set_keys: Collection[str], overrides: Sequence[str]) -> config_dict.ConfigDict:
     """The recipe of a file with the command line's values in it, whose types are those of the recipe."""
     config = loading.load_recipe(path)
-    for key in sorted(set_keys):
-        check_key(config, key, path)
+    for problem in filter(None, (key_problem(config, key, path) for key in sorted(set_keys))):
+        raise DominoError(problem)
     argv, values = ["command", *overrides], absl_flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
     try:
         rest = values(argv)
     except absl_flags.Error as error:
         refused = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error), re.DOTALL)
-        if not refused:
-            raise DominoError(f"{error}.") from error
-        kind = values[refused[1]].parser.flag_type()
-        raise DominoError(
-            f"--{refused[1]}={refused[2]}: the value is not of the kind {kind} that the recipe has there."
-        ) from error
+        kind = refused and values[refused[1]].parser.flag_type()
+        wrong = (
+            refused and f"--{refused[1]}={refused[2]}: the value is not of the kind {kind} that the recipe has there"
+        )
+        raise DominoError(f"{wrong or error}.") from error
     if len(rest) > 1:
         raise DominoError(f"{rest[1]!r} is not a flag: every argument starts with --, as --config.train.steps=VALUE.")
     return config
 
 
-def check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
-    """Refuse a dotted key that names no value of the recipe, with the nearest ones that do."""
+def key_problem(config: config_dict.ConfigDict, key: str, recipe: str) -> str | None:
+    """Why a dotted key names no value of the recipe, with the nearest ones that do."""
     value = config
     for name in key.split("."):
         if not isinstance(value, config_dict.ConfigDict) or name not in value:
-            raise DominoError(f"--config.{key}: {recipe} has no such key. {config.hint(key)}")
+            return f"--config.{key}: {recipe} has no such key. {config.hint(key)}"
         value = value[name]
     if isinstance(value, config_dict.ConfigDict):
-        raise DominoError(
-            f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(value))}."
-        )
+        return f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(value))}."
+    return None
 
 
 def _unknown(argument: str, names: Sequence[str]) -> str:
