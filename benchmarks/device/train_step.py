@@ -58,10 +58,8 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, loss: Loss, 
         drawn = label_blocks(batch, *places, drafter.config, loss)
         step_loss = loss.at(LAMBDA, drawn.labels)
 
-        def loss_of(params):
-            return drafter_loss(Pair(target, target_params, drafter, params), features, batch, drawn, step_loss)
-
-        (value, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        models, with_gradients = Pair(target, target_params, drafter), jax.value_and_grad(drafter_loss, has_aux=True)
+        (value, _), gradients = with_gradients(state.params, models, features, batch, drawn, step_loss)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: RATE * update, updates)
         state = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)

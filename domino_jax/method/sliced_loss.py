@@ -69,13 +69,16 @@ def sliced_loss(forward: SlicedForward, labels: Any, loss: Any) -> tuple[jax.Arr
     def with_gradients(params, inputs):
         params = forward.in_use(params)
 
-        def of_slice(inputs, labels, states):
+        def add_slice(total, part):
+            inputs, labels, states = part
             losses_of = functools.partial(row_losses, labels=labels, states=states)
             losses, pull_back, sums = jax.vjp(losses_of, params, inputs, has_aux=True)
             of_params, of_inputs = pull_back(jnp.ones_like(losses))
-            return (losses, sums, of_params), of_inputs
+            return jax.tree.map(jnp.add, total, (losses, sums, of_params)), of_inputs
 
-        (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, slices(inputs))
+        parts = slices(inputs)
+        first = jax.eval_shape(row_losses, params, *jax.tree.map(lambda x: x[0], parts))
+        (losses, sums, of_params), of_inputs = jax.lax.scan(add_slice, zeros_of((*first, params)), parts)
         return over_rows((losses, sums)), (of_params, jax.tree.map(lambda x: join(x, 1, blocks), of_inputs))
 
     def backward(gradients, cotangents):
@@ -87,16 +90,14 @@ def sliced_loss(forward: SlicedForward, labels: Any, loss: Any) -> tuple[jax.Arr
 
 def scan_sum(function: Callable[..., Any], parts: Any) -> Any:
     """The sum of function(*part), in float32, one after the other; `parts` has them along axis 0 of every array."""
-    return scan_sum_and_stack(lambda *part: (function(*part), None), parts)[0]
-
-
-def scan_sum_and_stack(function: Callable[..., tuple[Any, Any]], parts: Any) -> tuple[Any, Any]:
-    """As scan_sum for a function with two results: the sum of the first ones and the second ones along axis 0."""
-    first, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), first)
 
     def add(total, part):
-        summed, stacked = function(*part)
-        return jax.tree.map(jnp.add, total, summed), stacked
+        return jax.tree.map(jnp.add, total, function(*part)), None
 
-    return jax.lax.scan(add, zero, parts)
+    first = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
+    return jax.lax.scan(add, zeros_of(first), parts)[0]
+
+
+def zeros_of(tree: Any) -> Any:
+    """Zeros in the shapes of a tree of arrays, in float32 where their type is a smaller one."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), tree)

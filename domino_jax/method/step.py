@@ -77,14 +77,22 @@ def label_blocks(batch: Batch, anchors: jax.Array, keep: jax.Array, config: Draf
 
 
 def drafter_loss(
-    models: Pair, features: Features, batch: Batch, blocks: Blocks, loss: Any, hidden: Hidden | None = None
+    params: dict,
+    models: Pair,
+    features: Features,
+    batch: Batch,
+    blocks: Blocks,
+    loss: Any,
+    hidden: Hidden | None = None,
 ) -> tuple[jax.Array, Sums]:
     """The loss of one batch, and its sums, through which no gradient flows.
 
     Args:
+        params: the drafter's, in place of those of `models`.
         features: of the target, [B, S, C·D].
         hidden: the target's last hidden states [B, S, D]; needed where loss.reads_target.
     """
+    models = models.replace(drafter_params=params)
     if models.drafter.config.has_backbone:
         forward = block_forward(models, features, batch, blocks, loss, hidden)
     else:
@@ -153,11 +161,8 @@ def batch_gradients(models: Pair, batch: Batch, blocks: Blocks, loss: Any, accum
         return scan_sum(lambda part, blocks: batch_gradients(models, part, blocks, loss), parts)
     taps = models.drafter.config.target_layer_ids
     features, hidden = target_pass(models.target, models.target_params, batch, taps, loss.reads_target)
-
-    def loss_of(params):
-        return drafter_loss(models.replace(drafter_params=params), features, batch, blocks, loss, hidden)
-
-    (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
+    with_gradients = jax.value_and_grad(drafter_loss, has_aux=True)
+    (_, sums), gradients = with_gradients(models.drafter_params, models, features, batch, blocks, loss, hidden)
     return sums, gradients
 
 

@@ -51,7 +51,7 @@ def path_of(text):
     return re.findall(r"`([\w/]+\.py)`", path)
 
 
-def test_a_batch_passes_the_files_of_its_path_and_at_most_11_calls_to_the_loss(tmp_path, monkeypatch):
+def test_a_batch_passes_the_files_of_its_path_and_at_most_10_calls_to_the_loss(tmp_path, monkeypatch):
     stacks = {}
     record(monkeypatch, Drafter, "__call__", stacks)
     record(monkeypatch, losses.Loss, "block_sums", stacks, last=True)
@@ -62,7 +62,7 @@ def test_a_batch_passes_the_files_of_its_path_and_at_most_11_calls_to_the_loss(t
     # It cuts the batch into slices, and says itself that a first reader skips it.
     assert [*path, last] == [file for file in files(loss) if file != "domino_jax/method/sliced_loss.py"]
     assert [*path, drafter] == files(stacks["__call__"])
-    assert len(loss) - 1 <= 11, [name for _, name in loss]
+    assert len(loss) - 1 <= 10, [name for _, name in loss]
 
 
 def test_a_prompt_passes_the_files_of_its_path_and_at_most_9_calls_to_a_round(tmp_path, monkeypatch):

@@ -184,7 +184,7 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
 def loss_and_metrics(models: Pair, features, batch, drawn: Blocks, loss: Loss, share):
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
     loss = loss.at(share, drawn.labels)
-    value, sums = drafter_loss(models, features, batch, drawn, loss)
+    value, sums = drafter_loss(models.drafter_params, models, features, batch, drawn, loss)
     return value, loss.metrics(sums)
 
 

@@ -69,6 +69,7 @@ RULES = [
     ("train.lambda_start", {"train.frozen_backbone": "F"}),
     ("train.lambda_start", {**MARKOV, "train.loss": "cross_entropy", "train.frozen_backbone": "F"}),
     ("train.frozen_backbone", {**EAGLE3, "train.frozen_backbone": "F"}),
+    ("train.frozen_backbone", {"train.frozen_backbone": "", "train.lambda_start": 0.0}),
     *(("train.dpace_alpha", {**head, "train.dpace_alpha": 0.5}) for head in (MARKOV, EAGLE3)),
     ("train.loss", {**EAGLE3, "train.loss": "cross_entropy"}),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
