@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+from domino_jax.recipe.readers import reads
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.metrics import read_rows
 
@@ -24,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class Pipeline:
     """target: the folder that assets/make_smollm2.py wrote.  folder: for everything that is made.
 
-    flags: further flags of all three commands, such as --config.train.steps=3000.
+    flags: keys of the recipe for the commands that read them, such as --config.train.steps=3000.
     """
 
     target: pathlib.Path
@@ -40,7 +41,8 @@ class Pipeline:
             DataError: it failed.
         """
         words = [sys.executable, "-m", f"domino_jax.{command}", f"--config={ROOT / self.recipe}"]
-        words += [f"--config.target.path={self.target.absolute()}", *flags, *self.flags]
+        words += [f"--config.target.path={self.target.absolute()}", *flags]
+        words += [flag for flag in self.flags if reads(command, flag.removeprefix("--config.").partition("=")[0])]
         begin = time.perf_counter()
         code = subprocess.run(words, cwd=ROOT).returncode
         if code:

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.tables import DATA, ROOT, conditions, markdown, put_section, with_spread, write_csv
 from domino_jax.evals.evaluation import EVALUATION
-from domino_jax.recipe.rules import unread
+from domino_jax.recipe.readers import reads, unread
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights import hf
@@ -84,7 +84,7 @@ def compare(
 class Study:
     """The stages in `workdir`.
 
-    overrides: further --config.KEY=VALUE flags, which go to every command.
+    overrides: further --config.KEY=VALUE flags, which go to every command that reads their key.
     """
 
     def __init__(self, workdir: str | os.PathLike, overrides: Sequence[str] = ()):
@@ -99,7 +99,11 @@ class Study:
         """
         flags = {"prompts": self.overrides.get(key, prompts), "output": self.workdir / f"{name}.jsonl"}
         changes = {f"regenerate.{field}": value for field, value in values.items()}
-        self.run(name, "domino_jax.regenerate", flags, self.overrides | changes)
+        self.run(name, "domino_jax.regenerate", flags, self.overrides_of("regenerate") | changes)
+
+    def overrides_of(self, command: str) -> dict[str, str]:
+        """The overrides that a command reads; it refuses others."""
+        return {key: text for key, text in self.overrides.items() if reads(command, key)}
 
     def train(self, name: str, one: Variant, seed: int, steps: int) -> pathlib.Path:
         """The folder of a variant that was trained on rows.jsonl."""
@@ -114,7 +118,7 @@ class Study:
         given = {"drafter.head": "domino", "train.loss": "own", "train.dpace_alpha": None, **values, **self.overrides}
         choices = [given[key] for key in ("drafter.head", "train.loss", "train.dpace_alpha")]
         # The command refuses keys that a head does not read.
-        values |= {key: text for key, text in self.overrides.items() if not unread(key, *choices)}
+        values |= {key: text for key, text in self.overrides_of("train").items() if not unread(key, *choices)}
         values |= {"data.train": self.workdir / "rows.jsonl", "data.regenerate": False}
         name = f"{one.trained_as or name}_seed{seed}_steps{steps}"
         folder = self.workdir / name
@@ -125,7 +129,7 @@ class Study:
         """{"drafters": by name, "pairs": by the names of two} of evaluation.json, on the answers of a file."""
         output = self.workdir / f"evaluation_{name}"
         flags = {"answers": self.workdir / f"{answers}.jsonl", "drafters": ",".join(map(str, folders.values()))}
-        values = {"decode.num_prompts": 0, **self.overrides}
+        values = {"decode.num_prompts": 0, **self.overrides_of("evaluate")}
         self.run(output.name, "domino_jax.evaluate", {**flags, "output": output}, values)
         evaluation = json.loads((output / EVALUATION).read_text())
         names = {str(folder): name for name, folder in folders.items()}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from domino_jax.evals.run import Runner
-from domino_jax.recipe.rules import unread
+from domino_jax.recipe.readers import unread
 from domino_jax.runtime.files import make_once
 from domino_jax.training.metrics import read_rows
 from tests.helpers.commands import run
