@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
+from domino_jax.models.decoder_config import WRITTEN_WITH, agree, expect, refuse_unsupported, refuse_values
 from domino_jax.runtime.errors import ConfigError, DataError, quote
 from domino_jax.runtime.keys import LARGEST
 
@@ -42,8 +42,6 @@ _VARIANTS = LAYER_VARIANTS | {
     "norm_before_fc": (False,),
     "fc_norm": (False,),
 }
-# The advice for a file that contradicts itself: which of two values is right cannot be seen from here.
-WRITTEN_WITH = "use the config.json that was written with these weights."
 
 
 def refuse(wrong: bool, field: str, message: str) -> None:
@@ -61,65 +59,50 @@ def missing_keys(kind: str, *names: str) -> DataError:
 # ------------------------------------------------------------------------------------------------------------ one value
 
 
-def _expect(right: bool, name: str, value: Any, expected: str) -> None:
-    if not right:
-        raise ConfigError(f"has {name} {quote(value)}; expected {expected}.")
-
-
 def integer(name: str, value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
     limits = f"an integer up to {most}" if least < 0 else f"an integer from {least} to {most}"
-    _expect(type(value) is int and least <= value <= most, name, value, limits)
+    expect(type(value) is int and least <= value <= most, name, value, limits)
     return value
 
 
 def number(name: str, value: Any) -> float:
     right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    _expect(right, name, value, "a finite number above 0")
+    expect(right, name, value, "a finite number above 0")
     return float(value)
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     stated = value.lower() if isinstance(value, str) else value  # as public readers do
-    _expect(stated in choices, name, value, f"one of {', '.join(choices)}")
+    expect(stated in choices, name, value, f"one of {', '.join(choices)}")
     return stated
 
 
 def read_list(name: str, value: Any) -> list:
-    _expect(isinstance(value, list | tuple), name, value, "a list")
+    expect(isinstance(value, list | tuple), name, value, "a list")
     return list(value)
 
 
 def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
     """An object inside the file; {} when absent."""
     value = {} if raw.get(name) is None else raw[name]
-    _expect(isinstance(value, dict), name, value, "an object")
+    expect(isinstance(value, dict), name, value, "an object")
     return value
 
 
 # ---------------------------------------------------------------------------------------------- keys that mean the same
 
 
-def _agree(stated: dict[str, Any]) -> Any:
-    """The value of {key: value, None where it is absent}, keys that mean the same; None without any."""
-    stated = {name: value for name, value in stated.items() if value is not None}
-    values = list(stated.values())
-    if values[1:] and any(value != values[0] for value in values[1:]):
-        given = " and ".join(f"{name} {quote(value)}" for name, value in stated.items())
-        raise ConfigError(f"has {given}, which mean the same; {WRITTEN_WITH}")
-    return values[0] if values else None
-
-
 def read_key(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
-    return _agree({name: raw.get(name), f"dflash_config.{name}": nested.get(name)})
+    return agree({name: raw.get(name), f"dflash_config.{name}": nested.get(name)})
 
 
 def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> bool | None:
     """As `read_key`, for a key that is true or false; names: its name, and those that it has in other files."""
     stated = {name: read_key(raw, nested, name) for name in names}
     for name, value in stated.items():
-        _expect(value is None or isinstance(value, bool), name, value, "true or false")
-    return _agree(stated)
+        expect(value is None or isinstance(value, bool), name, value, "true or false")
+    return agree(stated)
 
 
 def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str, ...], int | None, bool]:
@@ -133,7 +116,7 @@ def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str
     whole = bool(read_switch(raw, nested, "use_swa")) and SLIDING not in kinds
     if whole or (SLIDING in kinds and used is not False):
         swa = read_key(raw, nested, "swa_window_size")
-        used, window = True, _agree({"sliding_window": window, "swa_window_size": swa})
+        used, window = True, agree({"sliding_window": window, "swa_window_size": swa})
     if window is not None:
         integer("sliding_window", window)
     window = window if window and used else None

@@ -46,9 +46,11 @@ class DecoderConfig:
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(DecoderConfig)}
 
 
+# The advice for a file that contradicts itself: which of two values is right cannot be seen from here.
+WRITTEN_WITH = "use the config.json that was written with these weights."
 SILU = ("silu", "swish")  # transformers knows it by both names
-# What transformers' Qwen3 and Llama read besides the fields, and the values that change nothing. A missing key and null
-# change nothing either.
+# Keys that transformers' Qwen3 and Llama read besides the fields, and the values that change nothing. A missing key and
+# null change nothing either.
 NEUTRAL = {"hidden_act": SILU, "mlp_bias": (False,), "partial_rotary_factor": (1.0,)}
 
 
@@ -60,8 +62,7 @@ def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
     refuse_values(raw, NEUTRAL, place)
     for part in ("rope_parameters", "rope_scaling"):
         rope = raw.get(part) or {}
-        if not isinstance(rope, dict):
-            raise ConfigError(f"has {place}{part} {quote(rope)}; expected an object.")
+        expect(isinstance(rope, dict), f"{place}{part}", rope, "an object")
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind != "default":
             raise ConfigError(
@@ -84,18 +85,13 @@ def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "
 
 def read_rope_theta(raw: dict[str, Any]) -> float:
     """rope_theta from the top level, from rope_parameters, or from both when they agree."""
-    places = (raw.get("rope_theta"), (raw.get("rope_parameters") or {}).get("rope_theta"))
-    theta = {_in_range("rope_theta", value) for value in places if value is not None}
-    if not theta:
+    nested = (raw.get("rope_parameters") or {}).get("rope_theta")
+    theta = agree({"rope_theta": raw.get("rope_theta"), "rope_parameters.rope_theta": nested})
+    if theta is None:
         raise ConfigError(
             "has neither rope_theta nor rope_parameters.rope_theta; add the value the weights were trained with."
         )
-    if len(theta) > 1:
-        raise ConfigError(
-            f"has rope_theta {places[0]} and rope_parameters.rope_theta {places[1]}; use the file that was"
-            " written with these weights."
-        )
-    return theta.pop()
+    return _in_range("rope_theta", theta)
 
 
 def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str, Any]:
@@ -128,21 +124,35 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
     }
 
 
+def expect(right: bool, name: str, value: Any, expected: str) -> None:
+    """Raises ConfigError for a key whose value is not of the kind that is expected."""
+    if not right:
+        raise ConfigError(f"has {name} {quote(value)}; expected {expected}.")
+
+
+def agree(stated: dict[str, Any]) -> Any:
+    """The value of {key: value, None where it is absent}, keys that mean the same; None without any."""
+    stated = {name: value for name, value in stated.items() if value is not None}
+    values = list(stated.values())
+    if any(value != values[0] for value in values):
+        given = " and ".join(f"{name} {quote(value)}" for name, value in stated.items())
+        raise ConfigError(f"has {given}, which mean the same; {WRITTEN_WITH}")
+    return values[0] if values else None
+
+
 def check_size(name: str, value: Any, limit: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-        raise ConfigError(f"has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
+    expect(type(value) is int and 0 < value <= limit, name, value, f"an integer from 1 to {limit}")
 
 
 def _in_range(name: str, value: Any) -> float:
     least, most = RANGES[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ConfigError(f"has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
+    right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    expect(right, name, value, f"a number from {least:g} to {most:g}")
     return float(value)
 
 
 def read_switch(raw: dict[str, Any], name: str) -> bool:
     """A key that is true or false, and false where it is absent or null; a text such as "false" would count as true."""
     value = raw.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"has {name} = {quote(value)}; expected true or false.")
+    expect(value is None or isinstance(value, bool), name, value, "true or false")
     return bool(value)

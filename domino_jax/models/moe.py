@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from domino_jax.models import gpu_experts, quantized, sharding
-from domino_jax.models.decoder_config import check_size, read_switch
+from domino_jax.models.decoder_config import check_size, expect, read_switch
 from domino_jax.models.kernels import REFUSED
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, multiply
-from domino_jax.runtime.errors import ConfigError, quote
+from domino_jax.runtime.errors import ConfigError
 
 Matrices = Mapping[str, Matrix]
 LIMIT = 65_536  # of all sizes; far above any public model
@@ -71,8 +71,8 @@ def read_expert_config(raw: Mapping[str, Any]) -> ExpertConfig:
     check_size("num_experts_per_tok", sizes["num_experts_per_tok"], sizes["num_experts"])
     dense, layers = raw.get("mlp_only_layers"), raw["num_hidden_layers"]
     dense = [] if dense is None else dense
-    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
-        raise ConfigError(f"has mlp_only_layers = {quote(dense)}; expected a list of layers from 0 to {layers - 1}.")
+    right = isinstance(dense, list) and all(type(index) is int and 0 <= index < layers for index in dense)
+    expect(right, "mlp_only_layers", dense, f"a list of layers from 0 to {layers - 1}")
     return ExpertConfig(**sizes, norm_topk_prob=read_switch(raw, "norm_topk_prob"), mlp_only_layers=tuple(dense))
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from domino_jax.models.cache import Cache, init_cache
 from domino_jax.models.decoder_config import (
     DecoderConfig,
+    expect,
     read_decoder_fields,
     read_switch,
     refuse_unsupported,
@@ -48,8 +49,7 @@ class Qwen3Config(DecoderConfig):
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
         kinds = raw.get("layer_types") or []
-        if not isinstance(kinds, list):
-            raise ConfigError(f"has layer_types = {quote(kinds)}; expected a list.")
+        expect(isinstance(kinds, list), "layer_types", kinds, "a list")
         other = [kind for kind in kinds if kind != "full_attention"]
         window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
         if other or window:

@@ -62,10 +62,10 @@ def test_copies_in_eight_bits_leave_the_router_and_are_scaled_by_expert_and_chan
     ("changes", "message"),
     [
         ({"num_experts": None}, "says qwen3_moe but lacks num_experts;"),
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9; expected an integer from 1 to 8"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9; expected an integer from 1 to 8"),
         ({"num_local_experts": 4}, "'num_experts': 8, 'num_local_experts': 4"),
-        ({"mlp_only_layers": "1"}, "mlp_only_layers = '1'; expected a list"),
-        ({"norm_topk_prob": "false"}, "norm_topk_prob = 'false'; expected true or false"),
+        ({"mlp_only_layers": "1"}, "mlp_only_layers '1'; expected a list"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob 'false'; expected true or false"),
         ({"model_type": "mixtral"}, "'mixtral', but the target"),
     ],
 )

@@ -10,7 +10,6 @@ import numpy as np
 from domino_jax.method.config_keys import (
     LAYER_VARIANTS,
     SLIDING,
-    WRITTEN_WITH,
     integer,
     public_keys,
     read_list,
@@ -23,6 +22,7 @@ from domino_jax.method.heads.eagle3_loss import Eagle3Loss
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.models.decoder_config import (
     LIMITS,
+    WRITTEN_WITH,
     DecoderConfig,
     read_decoder_fields,
     read_switch,
