@@ -114,7 +114,10 @@ def _unread_here(config, command: str, key: str, given: Collection[str]) -> str 
         drafts = key in DRAFTING or key == "drafter.path"
         rules += ((drafts and not config.regenerate.use_drafter, "regenerate.use_drafter is False"),)
     elif command == "evaluate":
-        rules += (("answers" in given and key in ANSWERED, "the answers are those of --answers"),)
+        rules += (
+            ("answers" in given and key in ANSWERED, "the answers are those of --answers"),
+            ("server" in given and key in SAMPLING, "--server is asked for greedy answers"),
+        )
     elif command == "decode" and key == "eval.prompts":
         rules += ((decode.tasks or {"prompts", "prompt", "interactive"} & set(given), "other prompts are named"),)
     return next((why for holds, why in rules if holds), None)

@@ -71,7 +71,7 @@ def test_every_command_of_the_pages_parses_and_passes_the_checks_of_its_recipe(l
     command = words[0].split(".")[1]
     module, required, optional = COMMANDS[command]
     source = pathlib.Path(module.__file__).read_text(encoding="utf-8")
-    assert all(f'"{flag}"' in source.rsplit("cli.run(", 1)[1] for flag in (*required, *optional))
+    assert all(f'"{flag}"' in source.rsplit("if __name__", 1)[1] for flag in (*required, *optional))
     flags = cli.parse([command, *words[1:]], required, optional)
     if flags.config:
         rules.check(flags.config, "dry_run" if flags.dry_run else command, flags.set_keys)

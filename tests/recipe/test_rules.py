@@ -161,6 +161,7 @@ NOTED = [
     ("serve", "decode.batch_size", {}, "serve does not read it"),
     ("evaluate", "decode.num_drafts", {}, "evaluate does not read it"),
     ("evaluate", "decode.temperature", {"answers"}, "the answers are those"),
+    ("evaluate", "decode.temperature", {"server"}, "--server is asked for greedy answers"),
     ("decode", "eval.prompts", {"prompts"}, "other prompts are named"),
     ("train", "decode.temperature", {}, "eval.final is False"),
     ("train", "regenerate.temperature", {}, "data.regenerate is False"),
