@@ -48,8 +48,7 @@ def main(flags: cli.Flags) -> None:
     try:
         import uvicorn
 
-        from domino_jax.serving.app import new_app
-        from domino_jax.serving.connections import uvicorn_config
+        from domino_jax.serving.app import new_app, uvicorn_config
         from domino_jax.serving.engine import Engine
         from domino_jax.serving.metrics import Metrics
     except ModuleNotFoundError as error:

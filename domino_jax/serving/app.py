@@ -7,31 +7,31 @@ import hmac
 import json
 import logging
 import pathlib
-import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from domino_jax.serving.engine import READY, Engine
-from domino_jax.serving.protocol import Answer, BodyRequest, parse_body, read_requests, summed, whole
+from domino_jax.serving.protocol import Answer, BodyRequest, read_requests, summed, whole
 from domino_jax.serving.requests import AnswerPart, Refusal, ServedRequest
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
 MOST_BYTES = 4 << 20  # of a body
 BODY_SECONDS = 30.0  # in which a body has to arrive
-LONG_BYTES = 64 << 10  # a longer body is read on a separate thread, so that short ones do not wait for its tokens
 SLACK = 30.0  # seconds that a client has to read an answer after the engine's limit
+IDLE_SECONDS = 30  # in which the next request of a connection has to come
+GRACE_SECONDS = 10  # in which clients have to read the end of their answers after SIGTERM
 PATHS = "this server has /v1/chat/completions, /v1/completions and /v1/models, and no Responses API"
 LOG = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ class Server:
 
     def __init__(self, engine: Engine, key: str | None):
         self.engine, self.key = engine, key
-        self.long = ThreadPoolExecutor(1, "long-bodies")
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
@@ -82,9 +81,9 @@ class Server:
         # Pages of other sites may send any other type without asking first.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refusal("the Content-Type of the request must be application/json.", 415)
-        body, loop = await read_body(request), asyncio.get_running_loop()
-        pool = self.long if len(body) > LONG_BYTES else None
-        requests = await loop.run_in_executor(pool, lambda: read_requests(parse_body(body), chat, self.engine.served))
+        body = await read_body(request)
+        # On another thread: a text of a megabyte is tokenized for a second.
+        requests = await asyncio.to_thread(read_requests, body, chat, self.engine.served)
         exchange = Exchange(self.engine, requests, chat)
         exchange.submit()
         if requests[0].stream:
@@ -235,21 +234,6 @@ async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-class Hosts:
-    """Refuses requests to other host names. One without a name is no browser's, so no page of another site sent it."""
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]):
-        self.app, self.hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, app = Request(scope, receive), self.app
-        host = request.headers.get("host", "")
-        if host and "*" not in self.hosts and re.sub(r":\d+$", "", host).lower() not in self.hosts:
-            remedy = f"send one of {', '.join(self.hosts)} as Host, or start the server with --host=ADDRESS"
-            app = await on_refusal(request, Refusal(f"host {host[:80]!r} is not answered; {remedy}."))
-        await app(scope, receive, send)
-
-
 def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",), origin: str | None = None) -> Starlette:
     """The application around an engine.
 
@@ -269,8 +253,14 @@ def new_app(engine: Engine, key: str | None, hosts: Sequence[str] = ("*",), orig
         Route("/v1/completions", server.text, methods=["POST"]),
     ]
     handlers = {Refusal: on_refusal, HTTPException: on_http_error, ClientDisconnect: on_disconnect}
-    middleware = [Middleware(Hosts, hosts=hosts)]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
     if origin:
         allowed = {"allow_origins": [origin], "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         middleware.append(Middleware(CORSMiddleware, **allowed))
     return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+
+
+def uvicorn_config(app: Starlette) -> uvicorn.Config:
+    limits = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": GRACE_SECONDS}
+    options = {"lifespan": "off", "ws": "none", "server_header": False, "log_level": "warning"}
+    return uvicorn.Config(app, http="h11", **options, **limits)

@@ -39,7 +39,7 @@ MOST_PROMPTS = 1_024  # of a body
 
 @dataclasses.dataclass(frozen=True)
 class BodyRequest:
-    """What a body asks for one prompt.
+    """A request for one prompt, as a body states it.
 
     rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected.
     continuous_usage: every chunk of the stream has the usage so far.
@@ -68,8 +68,9 @@ def parse_body(body: bytes) -> dict[str, Any]:
     return raw
 
 
-def read_requests(raw: dict[str, Any], chat: bool, served: ServedModel) -> list[BodyRequest]:
-    """What a body asks for each of its prompts, as if each came alone. Raises Refusal."""
+def read_requests(body: bytes, chat: bool, served: ServedModel) -> list[BodyRequest]:
+    """The requests for each prompt of a body, as if each came alone. Raises Refusal."""
+    raw = parse_body(body)
     prompts = raw.get("prompt")
     if chat or not isinstance(prompts, list) or not prompts or isinstance(prompts[0], (int, float)):
         return [read_request(raw, chat, served)]
@@ -78,7 +79,7 @@ def read_requests(raw: dict[str, Any], chat: bool, served: ServedModel) -> list[
 
 
 def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRequest:
-    """What a body with one prompt asks for. Raises Refusal with the names of the fields that are wrong."""
+    """The request of a body with one prompt. Raises Refusal with the names of the fields that are wrong."""
     problems: dict[str, str] = {}
     fields = read_fields(raw, *((CHAT, problems, CHAT_CHANGES) if chat else (TEXT, problems, TEXT_CHANGES)))
     options = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, problems, within="stream_options.")
@@ -229,7 +230,7 @@ class Answer:
         if places and not early:
             self.finish_reason = "stop"
             return held[: min(places)]
-        # What may be the beginning of a stop string waits for the next token.
+        # Text that may begin a stop string waits for the next token.
         sizes = ((stop, size) for stop in stops for size in range(1, min(len(stop), len(held) + 1)))
         starts = (size for stop, size in sizes if held.endswith(stop[:size]))
         waits = 0 if last else max(starts, default=0)
@@ -263,7 +264,7 @@ class Answer:
         return {**self.head(".chunk"), "choices": [choice], **usage, **extra, **more}
 
     def details(self, texts: Sequence[str]) -> dict[str, Any]:
-        """What the page shows of the last part: [text, round in it, whether it is the bonus token] of each token.
+        """The last part as the page shows it: [text, round in it, whether it is the bonus token] of each token.
 
         The first token of an answer, from the prefill, has the round -1.
         """

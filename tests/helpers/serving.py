@@ -48,8 +48,7 @@ def listening(engine, key: str | None = None, hosts: tuple[str, ...] = ("*",), o
     """The port of a server around the engine."""
     import uvicorn
 
-    from domino_jax.serving.app import new_app
-    from domino_jax.serving.connections import uvicorn_config
+    from domino_jax.serving.app import new_app, uvicorn_config
 
     app = new_app(engine, key, hosts, origin)
     listener = serve.bind("127.0.0.1", 0)

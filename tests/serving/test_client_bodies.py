@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import logging
-import threading
 
 import pytest
 
@@ -241,16 +240,6 @@ def test_clients_find_the_model_and_its_length(engine, port):
     assert model.max_model_len == engine.served.generator.limits.room(0) > 96
     with pytest.raises(openai.NotFoundError, match=MODEL):
         client.models.retrieve("other/model")
-
-
-def test_long_bodies_do_not_wait_where_short_ones_are_read(port, monkeypatch):
-    """A text of a megabyte is tokenized for a second."""
-    from domino_jax.serving import app
-
-    names, read = [], app.read_requests
-    monkeypatch.setattr(app, "read_requests", lambda *all: names.append(threading.current_thread().name) or read(*all))
-    assert post(port, asked("x " * 500_000))[0] == 400 and post(port, asked(max_tokens=1))[0] == 200
-    assert names[0].startswith("long-bodies") and not names[1].startswith("long-bodies")
 
 
 def test_counters_may_have_the_prefix_that_vllms_clients_read():

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import functools
 import gc
 import http.client
 import json
@@ -137,7 +136,7 @@ BAD = {
     "[1]": None,
     "[" * 100_000: None,
     json.dumps(asked("\ud800")): "messages",
-    json.dumps(asked()).replace("}", r', "\ud800": 1}', 1): "messages",
+    json.dumps(asked()).replace("}", r', "role\ud800": 1}', 1): "messages",
     **{json.dumps(asked(**{name: value})): name for name, value in (
         ("logprobs", True), ("tools", [{"type": "function"}]), ("max_tokns", 1), ("temperature", "warm"),
         ("max_tokens", True), ("max_tokens", 0), ("max_completion_tokens", -1), ("min_tokens", -1), ("mode", "tree"),
@@ -205,17 +204,6 @@ def test_clients_that_vanish_free_their_rows(port):
             connection.close()
         wait_for(lambda: idle(port), 60)
         assert metric(port, "generation_tokens_total") - before < 6 * 96
-    assert post(port, asked(max_tokens=2))[0] == 200
-
-
-def test_half_sent_heads_are_closed(port, monkeypatch):
-    monkeypatch.setattr("domino_jax.serving.connections.HEAD_SECONDS", 0.5)
-    idle, half = raw_stream(port, {}, b""), raw_stream(port, {}, b"POST /v1/chat/completions HTTP/1.1\r\nContent-Le")
-    second = raw_stream(port, {}, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
-    for connection in (idle, half, second):
-        connection.settimeout(20)
-        while connection.recv(4096):
-            pass  # until the server closes it
     assert post(port, asked(max_tokens=2))[0] == 200
 
 
@@ -335,15 +323,12 @@ def test_what_a_stop_string_cuts_is_cut_in_every_count(engine, port, place, stre
     assert record is None if not rounds else record["mean_acceptance_length"] == sum(rounds) / len(rounds)
 
 
-def test_on_the_loopback_other_host_names_are_refused_with_the_remedy(engine):
+def test_on_the_loopback_other_host_names_are_refused(engine):
     with listening(engine, hosts=LOOPBACK) as port:
         for host in ("localhost", "127.0.0.1:80", "[::1]:8000"):
             assert get(port, "/v1/models", Host=host)[0] == 200
-        for host in ("example.com", "[", "localhost.example.com"):
-            status, text = get(port, "/v1/models", Host=host)
-            assert status == 400 and "localhost" in json.loads(text)["error"]["message"]
-        probe = raw_stream(port, {}, b"GET /health HTTP/1.0\r\n\r\n")  # of a proxy
-        assert b"".join(iter(functools.partial(probe.recv, 4096), b"")).split()[1] == b"200"
+        for host in ("example.com", "[", "localhost.example.com", ""):
+            assert get(port, "/v1/models", Host=host) == (400, "Invalid host header")
 
 
 def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
