@@ -1,10 +1,8 @@
 """How many drafts the next dispatch verifies: the number with the most expected tokens per second.
 
-Both numbers are learned from the dispatches themselves. The seconds of a round depend on the rows of the batch and the
-width: they are the median of the last dispatches or, for a width that has not run yet, on a line through the others.
-The tokens of a round follow from failure rates by position: those of the drafter over all requests, scaled by how the
-last tokens of the current text compare with them. So the positions that the current width reaches also tell about those
-that it does not reach.
+Both are learned from the dispatches. The seconds of a round are the median of the last dispatches with the same rows
+and width or, for a width that has not run yet, on a line through the others. The tokens of a round follow from failure
+rates by position: the drafter's over all requests, scaled by how the last tokens of the current text compare.
 
 Now and then a dispatch explores another width, because the text or the machine may have changed. After one that lost L
 seconds against the width in use, none explores for L / SHARE seconds.
@@ -25,9 +23,8 @@ MARGIN = 1.02  # by how much another width must be faster to replace the one in 
 CALIBRATED = 2  # plain steps are timed this often once they may be half as fast as drafts, whatever that costs
 UNTRIED = 0.9  # a width that has not run, and may have to be compiled, is explored from this share of the best rate on
 SLOPE = 1 / 8  # cost of a draft in plain steps, until two widths are timed
-TEXT_MEMORY = 64  # tokens of a row after which 1/e of the evidence about a text is left
-CARRIED = 0.5  # of that evidence is left for the next text
-DRAFTER_MEMORY = 1_000  # rounds after which 1/e of the evidence about the drafter is left
+TEXT_MEMORY, DRAFTER_MEMORY = 64, 1_000  # tokens of a row, and rounds, after which 1/e of the evidence is left
+CARRIED = 0.5  # of the evidence about a text is left for the next one
 PRIOR_FAILURE, PRIOR_TRIALS = 0.3, 4.0  # of each position, before any draft was verified
 TEXT_TRIALS, PLACE_TRIALS = 4.0, 16.0  # weights: of an average text, and of the scaled average at a position
 
@@ -49,17 +46,26 @@ class Dispatch(NamedTuple):
     timed: bool = True
 
 
-class TextHistory:
+class Evidence:
+    """Drafts by position that were reached, and those of them that were not accepted: float [2, M]; old ones fade."""
+
+    def __init__(self, places: int, failure: float = 0.0, trials: float = 0.0):
+        self.counts = trials * np.array([[1.0], [failure]]) * np.ones(places)
+
+    def add(self, reached: np.ndarray, fade: float, places: int | None = None) -> None:
+        """reached: float [N+1], how many rounds emitted more than 0, 1, … tokens. places: how many positions fade."""
+        self.counts[:, :places] *= fade
+        self.counts[:, : len(reached) - 1] += reached[:-1], reached[:-1] - reached[1:]
+
+
+class TextHistory(Evidence):
     """The evidence about the text of one request, or of one batch of several rows.
 
-    trials, failures: float [M], drafts that were reached by position, and those not accepted; old ones fade.
     tokens: of a row since the last drafts.  used: the last dispatch that did not explore.
     """
 
-    def __init__(self, places: int):
-        self.trials, self.failures = np.zeros(places), np.zeros(places)
-        self.tokens = 0.0
-        self.used: Choice | None = None
+    tokens: float = 0.0
+    used: Choice | None = None
 
     def new_text(self) -> None:
         """Begins a request, which is assumed to be like the last one until its own rounds weigh more.
@@ -67,9 +73,7 @@ class TextHistory:
         After a request that ended with plain steps it is assumed to be average: plain steps are no evidence, so a wrong
         choice of them would never be corrected.
         """
-        carried = CARRIED if self.used and self.used.drafts else 0.0
-        self.trials *= carried
-        self.failures *= carried
+        self.counts *= CARRIED if self.used and self.used.drafts else 0.0
         self.used = None
 
 
@@ -82,8 +86,7 @@ class WidthController:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=5))
         self._last_run: dict[tuple[int, int], float] = {}
         self._next_probe = 0.0
-        self._trials = np.full(self.widths[-1], PRIOR_TRIALS)
-        self._failures = PRIOR_FAILURE * self._trials
+        self._drafter = Evidence(self.widths[-1], PRIOR_FAILURE, PRIOR_TRIALS)
         self._last = TextHistory(self.widths[-1])
 
     def new_history(self) -> TextHistory:
@@ -96,13 +99,13 @@ class WidthController:
         times = self._round_seconds(rows)
         if not times:
             return Choice(self.widths[-1], PROBE)
-        tokens = self._tokens(history)
+        tokens = self._tokens(history.counts)
         rates = {drafts: tokens[drafts] / times[drafts] for drafts in self.widths}
         best, used = max(rates, key=rates.get), history.used
         if used and rates[best] < MARGIN * rates[used.drafts]:
             best = used.drafts
-        if probe := self._probe(rows, rates, best):
-            return probe
+        if (drafts := self._probed(rows, rates, best)) is not None:
+            return Choice(drafts, PROBE, 1 / rates[best])
         rounds = 2 * used.rounds if used and used.drafts == best else int(FIRST / times[best])
         return Choice(best, min(max(rounds, PROBE), LONGEST))
 
@@ -114,12 +117,12 @@ class WidthController:
             emitted: tokens of each round of each row, without rounds that the end of an answer has cut.
         """
         choice, rows, seconds, timed = dispatch
-        emitted, key, lost = np.asarray(emitted, int), (rows, choice.drafts), 0.0
+        emitted, lost = np.asarray(emitted, int), 0.0
         mean = emitted.mean() if emitted.size else 1.0
         self.seconds += seconds
         if timed:
-            self._times[key].append(seconds / rounds)
-            self._last_run[key] = self.seconds
+            self._times[rows, choice.drafts].append(seconds / rounds)
+            self._last_run[rows, choice.drafts] = self.seconds
         if choice.baseline_seconds is None:
             history.used = choice
         elif timed:  # a width that has only just been compiled is explored again at once
@@ -129,58 +132,44 @@ class WidthController:
         history.tokens += rounds * mean
         if choice.drafts and emitted.size:
             reached = np.array([(emitted > place).sum() for place in range(choice.drafts + 1)], float)
-            fade = np.exp(-history.tokens / TEXT_MEMORY)
-            _add(history.trials, history.failures, reached, fade, len(history.trials))
-            _add(self._trials, self._failures, reached, np.exp(-reached[0] / DRAFTER_MEMORY), choice.drafts)
+            history.add(reached, np.exp(-history.tokens / TEXT_MEMORY))
+            self._drafter.add(reached, np.exp(-reached[0] / DRAFTER_MEMORY), choice.drafts)
             history.tokens = 0.0
         return lost
 
-    def _probe(self, rows: int, rates: dict[int, float], best: int) -> Choice | None:
-        """The dispatch that explores, if it is time for one."""
-        baseline_seconds = 1 / rates[best]
+    def _probed(self, rows: int, rates: dict[int, float], best: int) -> int | None:
+        """The width to explore, if it is time for one."""
         if best and rates.get(0, 0.0) > rates[best] / 2 and len(self._times[rows, 0]) < CALIBRATED:
-            return Choice(0, PROBE, baseline_seconds)
-        worth = {}  # the faster and the longer ago its last run, the more a width is worth exploring
-        for drafts, rate in rates.items():
-            if drafts != best and ((rows, drafts) in self._last_run or rate >= UNTRIED * rates[best]):
-                worth[drafts] = rate * (self.seconds - self._last_run.get((rows, drafts), 0.0))
-        if not worth or self.seconds < self._next_probe:
-            return None
-        return Choice(max(worth, key=worth.get), PROBE, baseline_seconds)
+            return 0
+        ran = {drafts: self._last_run.get((rows, drafts)) for drafts in rates if drafts != best}
+        # The faster and the longer ago its last run, the more a width is worth exploring.
+        worth = {
+            drafts: rates[drafts] * (self.seconds - (last or 0.0))
+            for drafts, last in ran.items()
+            if last is not None or rates[drafts] >= UNTRIED * rates[best]
+        }
+        return max(worth, key=worth.get) if worth and self.seconds >= self._next_probe else None
 
-    def _tokens(self, history: TextHistory) -> np.ndarray:
+    def _tokens(self, text: np.ndarray) -> np.ndarray:
         """Expected tokens of a round, float [M+1], by its drafts."""
-        average = self._failures / self._trials
+        (trials, failures), average = text, self._drafter.counts[1] / self._drafter.counts[0]
         prior = TEXT_TRIALS * average[0]
-        ratio = (history.failures.sum() + prior) / (history.trials @ average + prior)
-        pooled = (history.failures.sum() + prior) / (history.trials.sum() + TEXT_TRIALS)
+        ratio = (failures.sum() + prior) / (trials @ average + prior)
+        pooled = (failures.sum() + prior) / (trials.sum() + TEXT_TRIALS)
         # Deep positions are reached by easy texts above all, so their average flatters a hard one.
         scaled = np.clip(ratio * average, pooled, 1.0)
-        failure = (history.failures + PLACE_TRIALS * scaled) / (history.trials + PLACE_TRIALS)
+        failure = (failures + PLACE_TRIALS * scaled) / (trials + PLACE_TRIALS)
         return 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(1 - failure))])
 
     def _round_seconds(self, rows: int) -> dict[int, float]:
         """Seconds of a round by width; {} before any was timed."""
-        timed = {drafts: self._times[rows, drafts] for drafts in self.widths if self._times[rows, drafts]}
         # What disturbs a machine only adds time, so the lower one of two middle values.
-        timed = {drafts: statistics.median_low(times) for drafts, times in timed.items()}
-        if not timed or len(timed) == len(self.widths):
-            return timed
-        if len(timed) == 1:
-            [(drafts, seconds)] = timed.items()
-            plain = seconds / (1 + SLOPE * drafts)
-            slope = SLOPE * plain
-        else:
-            slope, plain = np.polyfit(list(timed), list(timed.values()), 1)
+        timed = {drafts: statistics.median_low(self._times[rows, drafts] or [0.0]) for drafts in self.widths}
+        timed = {drafts: seconds for drafts, seconds in timed.items() if seconds}
+        if not timed:
+            return {}
+        (drafts, seconds), *others = timed.items()
+        plain = seconds / (1 + SLOPE * drafts)
+        slope, plain = np.polyfit(list(timed), list(timed.values()), 1) if others else (SLOPE * plain, plain)
         least = min(timed.values()) / 4
         return {drafts: timed.get(drafts, max(plain + slope * drafts, least)) for drafts in self.widths}
-
-
-def _add(trials: np.ndarray, failures: np.ndarray, reached: np.ndarray, fade: float, places: int) -> None:
-    """Adds rounds to the counts of positions, of which the first `places` fade.
-
-    reached: float [M+1], how many rounds emitted more than 0, 1, … tokens.
-    """
-    for counts, more in ((trials, reached[:-1]), (failures, reached[:-1] - reached[1:])):
-        counts[:places] *= fade
-        counts[: len(more)] += more
