@@ -6,10 +6,12 @@ of arrays.
 
 import copy
 import dataclasses
+import functools
 import itertools
 import logging
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -46,16 +48,33 @@ class Missing(Exception):
         self.program = program
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Rehearsal(Programs):
-    """Programs that do not run: the result of one that is compiled is its shapes, and any other one is Missing."""
+    """Programs that do not run: their results are shapes.
+
+    missing: {key: a program that is not compiled, and its result}, filled by what runs. None: the first one is Missing.
+    """
+
+    missing: dict[tuple, tuple[Program, Any]] | None = None
+
+    @classmethod
+    def of(cls, programs: Programs, missing: dict | None = None) -> "Rehearsal":
+        fields = {field.name: getattr(programs, field.name) for field in dataclasses.fields(Programs)}
+        return cls(**fields | {"controllers": {}}, missing=missing)
 
     def run(self, clock: Clock, program: Program) -> tuple[Any, float]:
-        if program.key not in self.compiled:
+        if program.key in self.compiled:
+            return shapes(self.compiled[program.key].out_info), 0.0
+        if self.missing is None:
             raise Missing(program)
-        return shapes(self.compiled[program.key].out_info), 0.0
+        if program.key not in self.missing:
+            with self.exact():
+                program = program._replace(arguments=shapes(program.arguments))
+                self.missing[program.key] = program, self.result(program)
+        return self.missing[program.key][1], 0.0
 
     def at_hand(self, program: Program) -> bool:
-        return program.key in self.compiled
+        return self.missing is not None or program.key in self.compiled
 
     def delete(self, tree: Any) -> None:
         pass
@@ -67,8 +86,7 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
     general: Queue.general of one step after another. The queue stays as it is.
     """
     trial = copy.copy(queue)
-    fields = {field.name: getattr(queue.generator, field.name) for field in dataclasses.fields(Programs)}
-    trial.generator, trial.history = Rehearsal(**fields), copy.deepcopy(queue.history)
+    trial.generator, trial.history = Rehearsal.of(queue.generator), copy.deepcopy(queue.history)
     trial.rows = [request and copy.copy(request) for request in queue.rows]
     trial.waiting = deque(map(copy.copy, itertools.islice(queue.waiting, queue.generator.settings.batch_size)))
     trial.state, trial.prefixes = shapes(queue.state), None  # a prompt can always be read whole
@@ -109,6 +127,23 @@ class BackgroundGenerator(Generator):
             future = self.demanded[program.key] = self.pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
             future.add_done_callback(self._report)
         return self.demanded[program.key]
+
+    def compile_all(self, programs: Sequence[Program]) -> None:
+        """Compiles programs at once, and returns when the last one is compiled."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(functools.partial(self._compile_on, jax.sharding.get_mesh()), programs))
+
+    def search(self, find: Callable[[], Program | None]) -> Future:
+        """Whether `find`, which runs on the other thread, gives a program; this is then demanded."""
+
+        def demand_next(mesh: Mesh) -> bool:
+            with jax.set_mesh(mesh):
+                program = find()
+                return bool(program and self.demand(program))
+
+        future = self.pool.submit(demand_next, jax.sharding.get_mesh())
+        future.add_done_callback(self._report)
+        return future
 
     def _report(self, future: Future) -> None:
         if not future.cancelled() and (error := future.exception()):

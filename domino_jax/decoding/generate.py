@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock, Programs
-from domino_jax.decoding.queue import Queue, QueuedRequest
-from domino_jax.decoding.queue_sizes import whole_answers
-from domino_jax.decoding.requests import Request, with_defaults
+from domino_jax.decoding.queue import Queue, whole_answers
+from domino_jax.decoding.requests import QueuedRequest, Request, with_defaults
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Pair
@@ -50,7 +49,7 @@ class Generated(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Programs):
     """Generates for any number of prompts with programs of fixed shapes, whose sizes follow the work that is left
-    (queue_sizes.py). `new_generator` makes one."""
+    (batch_shape.py). `new_generator` makes one."""
 
     # ------------------------------------------------------------------------------------------- whole answers
 
@@ -75,10 +74,8 @@ class Generator(Programs):
         queued = list(queue.waiting)
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
-        while queue.waiting or queue.live():
-            queue.admit()
-            queue.advance(most)
-            queue.collect()
+        while queue.busy():
+            queue.step(most)
             if between:
                 between(sum(request.finish_reason is not None for request in queued))
         answers = [Generation(row.token_ids, row.accept_lengths, row.finish_reason, row.drafted) for row in queued]
@@ -105,10 +102,7 @@ class Generator(Programs):
         [queued] = queue.waiting
         tokens, rounds = 0, 0
         while not queued.finish_reason:
-            queue.admit()
-            if tokens:
-                queue.advance(chunk_rounds)
-            queue.collect()
+            queue.step(chunk_rounds if tokens else 0)
             yield Piece(queued.token_ids[tokens:], queued.accept_lengths[rounds:], queued.finish_reason)
             tokens, rounds = len(queued.token_ids), len(queued.accept_lengths)
 
@@ -119,7 +113,7 @@ class Generator(Programs):
         """
         queued = [QueuedRequest(*pair) for pair in zip(prompts, map(self.request, requests), strict=True)]
         queue = Queue(self, models, DRAFT if models.drafter else BASELINE, queued)
-        queue.least = self.slots(whole_answers(self, queued))
+        queue.limits = dataclasses.replace(queue.limits, least=self.slots(whole_answers(self, queued)))
         return queue.prefill(queued, self.settings.batch_size)
 
     # ------------------------------------------------------------------------------------------------- requests

@@ -14,7 +14,7 @@ SHORTEST = 16  # tokens of a prefix that is worth a program: chat templates begi
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachedText:
-    """What both models keep of one text.
+    """The caches of both models for one text.
 
     token_ids: int32 [T].  target_cache, draft_cache: of one row, T slots or more; draft_cache is () after plain
         decoding.
@@ -26,7 +26,7 @@ class CachedText:
 
     @property
     def bytes(self) -> int:
-        return sum(leaf.nbytes for leaf in jax.tree.leaves((self.target_cache, self.draft_cache)))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((self.target_cache, self.draft_cache)))
 
     def common(self, prompt: np.ndarray) -> int:
         """The number of tokens that the prompt and this text begin with alike."""

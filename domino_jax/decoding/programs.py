@@ -34,6 +34,7 @@ class Clock:
 
     decode_tokens: without each row's first token, the prefill's.  drafts: that the rounds offered to the target.
     widths, exploring_seconds: where the width is adaptive, rounds by their drafts, and what exploring cost.
+    prefix_waits: texts that were not stored or not started from because the program for it was not compiled yet.
     """
 
     prefill_seconds: float = 0.0
@@ -42,6 +43,7 @@ class Clock:
     decode_tokens: int = 0
     drafts: int = 0
     exploring_seconds: float = 0.0
+    prefix_waits: int = 0
     widths: dict[str, int] = dataclasses.field(default_factory=Counter)
 
     def __post_init__(self):
@@ -49,7 +51,7 @@ class Clock:
 
 
 class Program(NamedTuple):
-    """What `Programs.run` takes: where the program is stored, and what it is compiled from."""
+    """An argument of `Programs.run`: where the program is stored, and what it is compiled from."""
 
     key: tuple
     function: Callable
@@ -94,7 +96,7 @@ class Programs:
         return (*sorted({drafts for drafts in smaller if drafts < most}), most)
 
     def controller(self, mode: str) -> WidthController | None:
-        """What chooses the width of a mode's dispatches; None where it is fixed."""
+        """Chooses the width of a mode's dispatches; None where it is fixed."""
         if mode == BASELINE or not self.settings.adaptive:
             return None
         return self.controllers.setdefault(canonical_mode(mode), WidthController(self.widths(mode)))
@@ -166,9 +168,18 @@ class Programs:
         return result, time.perf_counter() - begin
 
     def jitted(self, program: Program) -> Any:
-        mesh, function = jax.sharding.get_mesh(), program.function
-        layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *program.arguments))
-        return jax.jit(function, donate_argnums=program.donate, out_shardings=layout)
+        layout = (
+            None if jax.sharding.get_mesh().empty else jax.tree.map(lambda leaf: leaf.sharding, self.result(program))
+        )
+        return jax.jit(program.function, donate_argnums=program.donate, out_shardings=layout)
+
+    def result(self, program: Program) -> Any:
+        """The shapes of a program's result, on a mesh with its layout."""
+        shapes, mesh = jax.eval_shape(program.function, *program.arguments), jax.sharding.get_mesh()
+        if mesh.empty:
+            return shapes
+        layout = sharding.decode_layout(mesh, shapes)
+        return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, layout)
 
     def exact(self) -> contextlib.AbstractContextManager:
         """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck."""
@@ -197,31 +208,26 @@ class Programs:
         rows = max(rows, self.settings.smallest_cache, SMALLEST_BUCKET)
         return min(1 << (rows - 1).bit_length(), self.settings.cache_length)
 
-    def batch_rows(self, requests: int) -> int:
-        """The rows of the smallest batch that holds this number of requests; of the largest where none does."""
-        rows = self.settings.batch_size
-        while requests <= self.smaller_batch(rows) > 0:
-            rows = self.smaller_batch(rows)
-        return rows
+    def general_bucket(self, bucket: int) -> int:
+        """One of few lengths to which any prompts can be padded: the smallest cache, four of it, and so on."""
+        size = self.slots(1)
+        while size < bucket:
+            size = min(4 * size, self.settings.cache_length)
+        return size
 
-    def smaller_batch(self, rows: int) -> int:
-        """The rows of the next smaller batch, a quarter; 0 where there is none.
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Rows of the batches, the smallest first: the largest, a quarter of it, and so on.
 
-        In fixed shape there is none, because sums over another number of rows may round differently. On a mesh the rows
+        In fixed shape there is one, because sums over another number of rows may round differently. On a mesh the rows
         of each batch are cut evenly.
         """
-        mesh, quarter = jax.sharding.get_mesh(), rows // 4
-        uneven = not mesh.empty and quarter % sharding.row_shards(mesh)
-        return 0 if self.settings.fixed_shape or uneven else quarter
-
-    def admitted_together(self, rows: int, waiting: int) -> int:
-        """How many waiting prompts take free rows of a batch together: their prefill then uses the device better.
-
-        An eighth of the rows, or one where fewer wait. In fixed shape each goes alone, because how many rows are free
-        at a time depends on the mode.
-        """
-        several = 1 if self.settings.fixed_shape else max(rows // 8, 1)
-        return several if waiting >= several else 1
+        sizes, mesh = [self.settings.batch_size], jax.sharding.get_mesh()
+        while (rows := sizes[0] // 4) and not self.settings.fixed_shape:
+            if not mesh.empty and rows % sharding.row_shards(mesh):
+                break
+            sizes.insert(0, rows)
+        return tuple(sizes)
 
     def check_mode(self, mode: str) -> None:
         """Raises DominoError for a mode that does not exist, or that this drafter or these settings do not have."""

@@ -1,57 +1,36 @@
 """Requests through the rows of one batch, one dispatch at a time: the loop of `Generator` and of the server's engine.
 
-while queue.live() or queue.waiting:
-    queue.admit()             # the sizes of batch and caches; the prefills of requests that get a row
-    queue.advance(rounds)     # one dispatch, whose width follows the last ones where it is adaptive
-    queue.collect()           # the only host read
+while queue.busy():
+    queue.step(rounds)
 """
 
-import dataclasses
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from domino_jax.decoding import queue_sizes as sizes
-from domino_jax.decoding.prefill import ANY_SAMPLING, earlier_text, prefill_program
-from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.batch_shape import CACHE_STEP, BatchShape, ShapeLimits, next_shape, taken_over
+from domino_jax.decoding.prefill import ANY_SAMPLING, open_kind, prefill_program
+from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
 from domino_jax.decoding.programs import Clock, Program, Programs
-from domino_jax.decoding.requests import Request
+from domino_jax.decoding.requests import QueuedRequest
+from domino_jax.decoding.row_programs import admit_program, empty_program, keep_program, resize_state
 from domino_jax.decoding.settings import TREE
 from domino_jax.decoding.width import PROBE, Choice, Dispatch
-from domino_jax.method.loop import DecodeState, put_rows
+from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import slots_of
 
-
-@dataclasses.dataclass(eq=False)
-class QueuedRequest:
-    """A prompt with its request, and the answer so far.
-
-    token_ids, accept_lengths, finish_reason: of Generation; finish_reason is None until the end.
-    length: committed tokens, the prompt's included.  drafted: drafts verified so far.
-    cached: tokens of the prompt whose keys and values were taken from an earlier text.
-    rejected: drafts of the last dispatch that were not emitted, if it was one round of a chain.
-    admitted: when it got a row (time.perf_counter).
-    """
-
-    prompt: Sequence[int]
-    request: Request
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    accept_lengths: list[int] = dataclasses.field(default_factory=list)
-    finish_reason: str | None = None
-    length: int = 0
-    drafted: int = 0
-    cached: int = 0
-    rejected: Sequence[int] = ()
-    admitted: float = 0.0
+LEAST_PART = 64  # tokens that are read after a prefix or in an open queue, padding included: few sizes, few programs
 
 
 class Queue:
-    """The rows of a batch and the requests that wait for one. queue_sizes.py says how large batch and caches are.
+    """The rows of a batch and the requests that wait for one.
 
     Args:
         requests: all requests. None: they keep coming, each with its own sampling. The batch then grows again, and each
@@ -62,9 +41,9 @@ class Queue:
     rows: None for those that are free.
     kind: of all requests; None where all sample as the generator does. Where requests keep coming, prefills and rounds
         have another one, which follows from their requests.
-    least, most: slots that the caches have at all times, and that they never exceed.
-    general: batch and caches have their largest size and rounds serve any sampling, so that few programs serve any
-        requests; else they have the size that the requests need.
+    limits: the sizes of batch and caches.
+    general: batch and caches have their largest size, prompts have one of few sizes and rounds serve any sampling, so
+        that few programs serve any requests; else all have the size that the requests need.
     """
 
     def __init__(
@@ -88,7 +67,10 @@ class Queue:
         plain = not delayed and samplings <= {generator.settings.sampling}
         self.kind = ANY_SAMPLING if self.open else None if plain else SamplingKind.of(samplings, delayed)
         self.general = False
-        self.least, self.most = sizes.cache_limits(generator, self.waiting)
+        least, most = _cache_limits(generator, self.waiting)
+        least = generator.slots(LEAST_PART) if self.open else least  # no prompt has fewer
+        several = not (self.open or generator.settings.fixed_shape)
+        self.limits = ShapeLimits(generator.batches, least, most, generator.block_rows(mode), several)
         self.state: DecodeState | None = None
         self.controller = generator.controller(mode)
         self.history = self.controller and self.controller.new_history()
@@ -101,41 +83,59 @@ class Queue:
         """{row: its request} of the rows that answer one."""
         return {row: request for row, request in enumerate(self.rows) if request}
 
-    def slots(self, wanted: int) -> int:
-        return max(self.least, min(wanted, self.most))
+    def busy(self) -> bool:
+        return bool(self.waiting) or any(self.rows)
 
     # ------------------------------------------------------------------------------------------------- one step
 
+    def step(self, rounds: int) -> list[QueuedRequest]:
+        """Gives rows to requests that wait, runs up to `rounds` rounds and reads what all live rows have emitted."""
+        self.admit()
+        if rounds:
+            self.advance(rounds)
+        return self.collect()
+
+    def shape(self) -> BatchShape | None:
+        """The shape of the state: until a batch is resized, `rows` may already have its next number."""
+        return self.state and BatchShape(len(self.state.done), slots_of(self.state.target_cache))
+
+    def next_shape(self) -> BatchShape:
+        limits = self._limits()
+        waiting = [len(entry.prompt) for entry in itertools.islice(self.waiting, limits.batches[-1])]
+        return next_shape(self.shape(), [entry.length for entry in self.live().values()], waiting, limits)
+
     def admit(self) -> list[QueuedRequest]:
         """Gives batch and caches the sizes that the requests need, and starts those that get a row; returns these."""
-        count = sizes.batch_rows(self)
-        staying = sizes.staying_rows(self.rows, count) if self.state else []
-        self.rows = [self.rows[row] for row in staying] + [None] * (count - len(staying))
-        together = sizes.admitted_together(self)
-        started = self._fill(together if self.state else 1)
+        shape = self.next_shape()
+        staying = taken_over(self.rows, shape.rows) if self.state else []
+        self.rows = [self.rows[row] for row in staying] + [None] * (shape.rows - len(staying))
+        started = [row for row, request in enumerate(self.rows) if request is None][: shape.admitted]
+        for row in started:
+            request = self.rows[row] = self.waiting.popleft()
+            request.length, request.admitted = len(request.prompt), time.perf_counter()
         if not self.live():
             return []
-        if self.history and started and (self.state is None or count == 1):
+        if self.history and started and (self.state is None or shape.rows == 1):
             self.history.new_text()
         self._sample_by(self.kind)
-        rest = started
-        if self.state is None:
-            first, rest = (started[:1], started[1:]) if self.open else (started, [])
-            self.state = self.prefill([self.rows[row] for row in first], 1 if self.open else count)
-            staying = [0] if self.open else list(range(count))
-        sizes.match_sizes(self, staying)
-        for first in range(0, len(rest), together):
-            self._put(rest[first : first + together])
+        if self.state is None and not self.open:
+            self.state = self.prefill([self.rows[row] for row in started], shape.rows)
+            self._resize(shape, list(range(shape.rows)))
+        else:
+            if self.state:
+                self._resize(shape, staying)
+            for first in range(0, len(started), shape.together):
+                self._put(started[first : first + shape.together], shape)
         if self.open:
-            self._sample_by(sizes.rounds_kind(self))
+            self._sample_by(self._rounds_kind())
         return [self.rows[row] for row in started]
 
     def settled(self) -> bool:
         """Whether batch and caches have the size that the requests need, and none can start: admit() does nothing."""
-        if not self.state or (self.waiting and None in self.rows):
+        if not self.state or self.state.sampling.kind != self._rounds_kind():
             return False
-        present = len(self.rows), slots_of(self.state.target_cache), self.state.sampling.kind
-        return present == (sizes.batch_rows(self), sizes.cache_slots(self), sizes.rounds_kind(self))
+        shape = self.next_shape()
+        return not shape.admitted and shape[:2] == self.shape()[:2]
 
     def advance(self, rounds: int) -> None:
         """Up to `rounds` rounds in one dispatch."""
@@ -151,9 +151,10 @@ class Queue:
             self.last_dispatch = Dispatch(choice, len(self.rows), seconds, timed=clock.compile_seconds == compiled)
 
     def _rounds(self, rounds: int, choice: Choice | None) -> Program:
-        limits = {"idle": sizes.idle_rows(self), "drafts": choice and choice.drafts}
+        idle = self._limits().idle(len(self.rows), len(self.waiting))
         rounds = min(rounds, choice.rounds) if choice else rounds
-        return self.generator.dispatch(self.models, self.state, self.mode, rounds, **limits)
+        drafts = choice and choice.drafts
+        return self.generator.dispatch(self.models, self.state, self.mode, rounds, idle=idle, drafts=drafts)
 
     def collect(self) -> list[QueuedRequest]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""
@@ -179,7 +180,7 @@ class Queue:
                 request.finish_reason = "stop" if stopped and not request.request.ignore_eos else "length"
                 self.rows[row] = None
                 if self.prefixes:
-                    sizes.store_text(self, row, request)
+                    self.store(row, request)
         if self.last_dispatch and longest:
             lost = self.controller.observe(self.history, self.last_dispatch, longest, emitted)
             self.clock.exploring_seconds += lost
@@ -205,40 +206,112 @@ class Queue:
         if self.open and not self.live():
             self.state = None
 
-    # ------------------------------------------------------------------------------------------------- prefills
+    def _limits(self) -> ShapeLimits:
+        return self.limits.largest() if self.general else self.limits
 
-    def prefill(self, requests: Sequence[QueuedRequest], rows: int) -> DecodeState:
-        """A batch of `rows`; those without a request are done once they have a single token."""
-        [first, *_], earlier = requests, None
-        if self.prefixes and rows == 1:
-            earlier, first.cached = earlier_text(self, first)
-        program = prefill_program(self, requests, rows, earlier)
-        if earlier and not self.generator.at_hand(program):
-            first.cached = 0
-            program = prefill_program(self, requests, rows)
-        state, seconds = self.generator.run(self.clock, program)
-        self.clock.prefill_seconds += seconds
-        return state.replace(sampling=state.sampling.replace(kind=self.kind)) if self.open else state
+    def _rounds_kind(self) -> SamplingKind:
+        return open_kind([entry.request for entry in self.live().values()], cheapest=not self.general)
 
     def _sample_by(self, kind: SamplingKind) -> None:
         if self.open and self.state:
             self.state = self.state.replace(sampling=self.state.sampling.replace(kind=kind))
 
-    def _fill(self, multiple: int) -> list[int]:
-        """Gives free rows to waiting requests, a multiple of `multiple` of them; returns these rows."""
-        free = [row for row, request in enumerate(self.rows) if request is None][: len(self.waiting)]
-        free = free[: len(free) // multiple * multiple]
-        for row in free:
-            self.rows[row] = self.waiting.popleft()
-            self.rows[row].length = len(self.rows[row].prompt)
-            self.rows[row].admitted = time.perf_counter()
-        return free
+    # ------------------------------------------------------------------------------------------------- prefills
 
-    def _put(self, rows: Sequence[int]) -> None:
-        """The requests of these rows, in place of those that are done."""
-        fresh = self.prefill([self.rows[row] for row in rows], len(rows))
-        slots = slots_of(self.state.target_cache), slots_of(fresh.target_cache)
-        key = ("admit", len(self.rows), slots[0], len(rows), slots[1], self.plain, self.kind)
-        program = Program(key, put_rows, (self.state, fresh, np.array(rows, np.int32)), donate=(0,))
-        self.state, seconds = self.generator.run(self.clock, program)
+    def prefill(self, requests: Sequence[QueuedRequest], rows: int) -> DecodeState:
+        """A batch of `rows`; those without a request are done once they have a single token."""
+        models = Pair(self.models.target, self.models.target_params) if self.plain else self.models
+        sizes = self._prompt_sizes(max(len(entry.prompt) for entry in requests))
+        kind = open_kind([entry.request for entry in requests]) if self.open else self.kind
+        arguments = self.generator, models, requests, rows
+        program, [first, *_] = prefill_program(*arguments, sizes, kind), requests
+        if self.prefixes and rows == 1 and (earlier := self._earlier_text(first, sizes[1])):
+            part = self._part(len(first.prompt) - first.cached, sizes[1]), sizes[1]
+            shorter = prefill_program(*arguments, part, kind, earlier)
+            if self.generator.at_hand(shorter):
+                program = shorter
+            else:
+                first.cached = 0
+                self.clock.prefix_waits += 1
+        state, seconds = self.generator.run(self.clock, program)
         self.clock.prefill_seconds += seconds
+        return state.replace(sampling=state.sampling.replace(kind=self.kind)) if self.open else state
+
+    def _prompt_sizes(self, length: int) -> tuple[int, int]:
+        """The tokens that a prompt is padded to, and the slots of its caches."""
+        bucket = self.generator.bucket(max(length, LEAST_PART) if self.open else length)
+        if self.general:
+            bucket = self.generator.general_bucket(bucket)
+        return bucket, max(self.limits.least, min(self.generator.slots(bucket), self.limits.most))
+
+    def _part(self, tokens: int, slots: int) -> int:
+        """The tokens, padding included, that a prompt with caches of `slots` reads after an earlier text."""
+        return min(max(self.generator.bucket(tokens), LEAST_PART), slots)
+
+    def _earlier_text(self, request: QueuedRequest, slots: int) -> CachedText | None:
+        """The text whose caches a prompt starts from, if there is one; sets request.cached."""
+        earlier, cached = self.prefixes.longest(request.prompt, self.plain)
+        # Padding to the bucket must not need more slots than the whole prompt does.
+        cached = min(cached, slots - self._part(len(request.prompt) - cached, slots))
+        request.cached = cached if cached >= SHORTEST else 0
+        return earlier if request.cached else None
+
+    def _put(self, rows: Sequence[int], shape: BatchShape) -> None:
+        """The requests of these rows, in place of those that are done; the first ones make an open queue's batch."""
+        fresh = self.prefill([self.rows[row] for row in rows], len(rows))
+        if self.state is None and shape[:2] == (1, slots_of(fresh.target_cache)):
+            self.state = fresh
+            return
+        if self.state is None:
+            self.state, _ = self.generator.run(self.clock, empty_program(fresh, shape.rows, shape.slots))
+        self.state, seconds = self.generator.run(self.clock, admit_program(self.state, fresh, rows))
+        self.clock.prefill_seconds += seconds
+
+    def _resize(self, shape: BatchShape, staying: Sequence[int]) -> None:
+        """Changes batch and caches to this shape. staying: the old rows that are taken over."""
+
+        def run(program: Program) -> Any:
+            result, seconds = self.generator.run(self.clock, program)
+            self.clock.decode_seconds += seconds
+            return result
+
+        if self.shape()[:2] != shape[:2]:
+            self.state = resize_state(self.state, shape.rows, shape.slots, staying, run, self.generator.delete)
+
+    def store(self, row: int, request: QueuedRequest) -> None:
+        """Stores the caches of a row that is done, cut to its text; without memory for it, frees all that are stored:
+        the complete answer must not fail because of a copy that only later prompts need."""
+        program = keep_program(self.state, row, self.generator.slots(request.length))
+        if not self.generator.at_hand(program):
+            self.clock.prefix_waits += 1
+            return
+        try:
+            caches, _ = self.generator.run(self.clock, program)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self.prefixes.clear()
+            return
+        text = np.array([*request.prompt, *request.token_ids][: request.length], np.int32)
+        self.prefixes.add(CachedText(text, *caches))
+
+
+def whole_answers(generator: Programs, requests: Sequence[QueuedRequest]) -> int:
+    """Slots for the longest prompt with its whole answer and a block of any mode."""
+    return max(len(entry.prompt) + entry.request.max_new_tokens for entry in requests) + generator.limits.block_rows
+
+
+def _cache_limits(generator: Programs, waiting: Sequence[QueuedRequest]) -> tuple[int, int]:
+    """The fewest and the most slots of a queue's caches."""
+    least, largest = generator.slots(1), generator.settings.cache_length
+    if generator.settings.fixed_shape:
+        # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So the
+        # caches keep one size, which does not depend on the mode.
+        return generator.slots(whole_answers(generator, waiting)) if waiting else largest, largest
+    if len(waiting) <= generator.settings.batch_size:
+        return least, largest
+    # While prompts wait some row is always near its end, so the caches stay at their largest: no power of two.
+    room = CACHE_STEP * -(-whole_answers(generator, waiting) // CACHE_STEP)
+    longest = max(len(entry.prompt) for entry in waiting)
+    most = min(max(room, generator.slots(generator.bucket(longest))), largest)
+    return min(least, most), most

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_jax.decoding.settings import DecodeSettings
@@ -13,7 +13,7 @@ from domino_jax.runtime.keys import LARGEST
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one prompt asks for besides its tokens; None: the generator's value.
+    """The options of one prompt; None: the generator's value.
 
     noise: keys the noise together with the seed (docs/method.md).
     min_tokens: the first tokens of the answer, none of which is a stop id.  ignore_eos: no stop id ends the answer.
@@ -25,6 +25,29 @@ class Request:
     sampling: SamplingParams | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class QueuedRequest:
+    """A prompt with its request, and the answer so far.
+
+    token_ids, accept_lengths, finish_reason: of Generation; finish_reason is None until the end.
+    length: committed tokens, the prompt's included.  drafted: drafts verified so far.
+    cached: tokens of the prompt whose keys and values were taken from an earlier text.
+    rejected: drafts of the last dispatch that were not emitted, if it was one round of a chain.
+    admitted: when it got a row (time.perf_counter).
+    """
+
+    prompt: Sequence[int]
+    request: Request
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    accept_lengths: list[int] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+    length: int = 0
+    drafted: int = 0
+    cached: int = 0
+    rejected: Sequence[int] = ()
+    admitted: float = 0.0
 
 
 def with_defaults(request: int | Request, settings: DecodeSettings) -> Request:

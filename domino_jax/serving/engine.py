@@ -96,13 +96,14 @@ class Engine(threading.Thread):
         try:
             with self._load() as self.served:
                 self._generator = BackgroundGenerator(**vars(self.served.generator), after_each=self._wake)
-                readiness = Readiness(self._generator, self.served.models)
-                readiness.warm_up(self._new_queue(self.served.modes[-1]))
+                mode = self.served.modes[-1]
+                readiness = Readiness(self._generator, self.served.models, mode)
+                readiness.warm_up(self._new_queue(mode))
                 self.served.prefixes.clear()
                 self._queues = {mode: self._new_queue(mode) for mode in self.served.modes}
                 with self._changed:
                     self.status = READY if self.status == LOADING else self.status
-                while self._take_messages():
+                while self._take_messages(readiness.compile_likely()):
                     for requests, error in readiness.failures(self._held):
                         self._fail(requests, Refusal(first_line(error), 500))
                     for request in filter(readiness.serves, self._held):
@@ -130,14 +131,14 @@ class Engine(threading.Thread):
         with self._changed:
             self._changed.notify()
 
-    def _take_messages(self) -> bool:
-        """Waits for work; False when there will be none."""
+    def _take_messages(self, compiles: bool) -> bool:
+        """Waits for work; False when there will be none. compiles: more programs are to be compiled."""
         with self._changed:
-            working = any(queue.waiting or queue.live() for queue in self._queues.values())
+            working = any(queue.busy() for queue in self._queues.values())
             if not (working or self._arrived or self._cancelled):
                 if self.status == DRAINING and not self._requests:
                     return False
-                self._changed.wait(PAUSE if self._requests else None)
+                self._changed.wait(PAUSE if self._requests or compiles else None)
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
         self._held += arrived
@@ -150,10 +151,10 @@ class Engine(threading.Thread):
 
     def _step(self, mode: str) -> None:
         queue = self._queues[mode]
-        if not (queue.waiting or queue.live()):
+        if not queue.busy():
             return
         try:
-            queue.general = False
+            before, queue.general = copy.deepcopy(queue.clock), False
             # Its own size if the programs for it are there, and those for the way back.
             if not queue.settled() and (program := first_missing(queue, False, True)):
                 self._generator.demand(program)
@@ -161,17 +162,17 @@ class Engine(threading.Thread):
             if queue.admit():  # the first token is there before any round
                 self._deliver(queue, 0.0)
             if queue.live():
-                before = copy.deepcopy(queue.clock)
                 drafts_shown = any(request.shows_drafts for request in queue.live().values())
                 queue.advance(1 if drafts_shown else ROUNDS)
                 self._deliver(queue, queue.clock.decode_seconds - before.decode_seconds)  # without compilation
                 self.metrics.exploring.inc(queue.clock.exploring_seconds - before.exploring_seconds)
                 for drafts, rounds in (queue.clock.widths - before.widths).items():
                     self.metrics.rounds.labels(drafts).inc(rounds)
+            self.metrics.prefix_waits.inc(queue.clock.prefix_waits - before.prefix_waits)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            # What ran is lost, its arrays may be deleted, and the server goes on with another queue.
+            # The batch is lost, its arrays may be deleted, and the server goes on with another queue.
             self.served.prefixes.clear()
             self._queues[mode] = self._new_queue(mode)
             failed = [request for request in list(self._requests) if request.mode == mode and request.queued]

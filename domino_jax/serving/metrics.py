@@ -1,4 +1,4 @@
-"""What the server counts for /metrics."""
+"""The counters of /metrics."""
 
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,9 @@ class Metrics:
         self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
         self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")
         self.rounds = new(Counter, "rounds", "Rounds of a batch by the drafts of each row.", labelnames=("drafts",))
+        self.prefix_waits = new(
+            Counter, "prefix_waits", "Texts not reused because a program for it was being compiled."
+        )
         self.exploring = new(Counter, "exploring_seconds", "Time lost to trying other numbers of drafts.")
         self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
         self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")

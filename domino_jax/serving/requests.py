@@ -1,4 +1,4 @@
-"""What the server's threads exchange: a request, the parts of its answer, a refusal, and what is served."""
+"""Values that the server's threads exchange: a request, the parts of its answer, a refusal, and what is served."""
 
 import dataclasses
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.prefixes import Prefixes
-from domino_jax.decoding.queue import QueuedRequest
+from domino_jax.decoding.requests import QueuedRequest
 from domino_jax.method.pair import Pair
 
 
@@ -23,7 +23,7 @@ class Refusal(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """What a server decodes with. modes: those of requests, the last one is that of requests that name none."""
+    """The models of a server. modes: that requests may name; the last one is the default."""
 
     name: str
     models: Pair
@@ -35,7 +35,7 @@ class ServedModel:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerPart:
-    """What one dispatch added to an answer, the fields of Piece among others.
+    """The tokens that one dispatch added to an answer, with the fields of Piece among others.
 
     drafted, cached, rejected: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
     queued, first: seconds from the request's arrival to its row, and from there to its first token.
@@ -73,7 +73,7 @@ class ServedRequest(QueuedRequest):
     delivered_rounds: int = 0
 
     def next_part(self, seconds: float) -> AnswerPart | None:
-        """What was not delivered yet; None where that is nothing: an admission also reads the rows of others."""
+        """The part that was not delivered yet; None where there is none: an admission also reads the rows of others."""
         tokens, rounds = self.token_ids[self.delivered_tokens :], self.accept_lengths[self.delivered_rounds :]
         if not (tokens or self.finish_reason):
             return None

@@ -3,7 +3,9 @@
 Nothing here depends on speed: compilations on the other thread wait until a test lets them go.
 """
 
+import collections
 import contextlib
+import itertools
 import os
 import queue as queues
 import signal
@@ -11,18 +13,25 @@ import subprocess
 import sys
 import threading
 
+import jax
 import pytest
 
+from benchmarks.compilers import programs
+from domino_jax import serve
 from domino_jax.decoding.background import BackgroundGenerator
+from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams
+from domino_jax.models import sharding
+from domino_jax.recipe import cli
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts
 from tests.helpers.paths import ROOT
 from tests.helpers.serving import SETTINGS, asked, get, post, wait_for
 
 pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not installed")
 from domino_jax.serving.engine import Engine
+from domino_jax.serving.readiness import chat_programs, usual_programs
 from domino_jax.serving.requests import ServedModel, ServedRequest
 
 pytestmark = pytest.mark.long
@@ -89,8 +98,8 @@ def engine(made, gate):
 class Asking:
     """A request with its updates as they come."""
 
-    def __init__(self, engine, number: int, sampling: SamplingParams, mode: str = "draft", tokens: int = 24):
-        self.prompt, self.mode, self.tokens = PROMPTS[number % len(PROMPTS)], mode, []
+    def __init__(self, engine, number: int, sampling: SamplingParams, mode: str = "draft", tokens: int = 24, prompt=()):
+        self.prompt, self.mode, self.tokens = prompt or PROMPTS[number % len(PROMPTS)], mode, []
         self.request = engine.served.generator.request(Request(number, 5, tokens, sampling))
         self._updates = queues.Queue()
         engine.submit(ServedRequest(self.prompt, self.request, mode=mode, deliver=self._updates.put))
@@ -104,6 +113,7 @@ class Asking:
             if update.refusal:
                 raise update.refusal
             self.tokens += update.token_ids
+            self.cached = update.cached
             if update.finish_reason:
                 return self.tokens
 
@@ -171,6 +181,35 @@ def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_l
     assert again.answer() == plain(made, [again])[0]
 
 
+def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready_and_then_those_of_a_second_turn():
+    """Three prefills, which any prompt is padded to, their admissions, the empty batch and its rounds."""
+    models = programs.models_on(sharding.make_mesh(1, 1, 1, jax.devices()[:1]), "8b", layers=3)
+    settings = serve.settings_of(cli.parse(["serve", "--config=configs/qwen3_8b.py"], ("config",)))
+    generator = new_generator(models, settings)
+    usual = [program.key for program in usual_programs(generator, models, "draft")]
+    assert collections.Counter(key[0] for key in usual) == {"prefill": 3, "admit": 3, "empty": 1, "draft": 1}
+    assert [key[0] for key in usual[4:]] == ["empty", "admit", "admit", "admit"]  # the large ones begin first
+    later = (program.key for program in chat_programs(generator, models, "draft") if program.key not in usual)
+    assert list(itertools.islice(later, 2)) == [
+        ("keep", 16, 4096, True, 256),
+        ("prefill", 1, 64, 256, False, usual[0][-1], 256),  # 64 tokens after the rows of the earlier text
+    ]
+
+
+def test_a_turn_that_is_read_whole_because_of_a_compilation_is_counted(engine, gate):
+    first = Asking(engine, 3, SamplingParams(), tokens=3, prompt=[5, 6] * 20)
+    prompt = [*first.prompt, *first.answer(), *[5] * 9]
+
+    def cached() -> int:
+        turn = Asking(engine, 0, SamplingParams(), tokens=3, prompt=prompt)
+        assert turn.answer()
+        return turn.cached
+
+    assert cached() == 0 and engine.metrics.prefix_waits._value.get() > 0
+    gate.open.set()
+    assert wait_for(cached) >= 16
+
+
 def test_a_request_that_waits_for_a_program_can_be_given_up(engine, gate):
     new = Asking(engine, 1, SamplingParams(), "autoregressive")
     wait_for(lambda: engine._held)
@@ -198,14 +237,14 @@ def jit_or_wait(programs, program):
         threading.Event().wait()
     return jitted(programs, program)
 
-def ready(engine):
+def ready(engine, compiles):
     if when == "failed":
         if not stuck.is_set():
             threading.Thread(target=lambda: compiles.wait() and engine._wake(), daemon=True).start()
         if compiles.is_set():
             raise ValueError("a fault")
     stuck.set()
-    return take_messages(engine)
+    return take_messages(engine, compiles)
 
 if when == "loading":
     stuck.set()
