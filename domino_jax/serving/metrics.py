@@ -1,11 +1,8 @@
 """The counters of /metrics."""
 
-from typing import TYPE_CHECKING
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-if TYPE_CHECKING:
-    from domino_jax.serving.requests import AnswerPart, ServedRequest
+from domino_jax.serving.requests import AnswerPart, ServedRequest
 
 
 class Metrics:
@@ -35,7 +32,7 @@ class Metrics:
         self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
         self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
 
-    def count(self, request: "ServedRequest", part: "AnswerPart", last: float | None, drafts: int) -> None:
+    def count(self, request: ServedRequest, part: AnswerPart, last: float | None, drafts: int) -> None:
         """A part that is cut to what its client gets.
 
         Args:
