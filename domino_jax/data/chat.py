@@ -28,7 +28,6 @@ from domino_jax.data.prompts import check_prompt, check_text, check_token_ids
 from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
 
 PROBE = "domino-probe"  # no template treats this text specially
-HIDDEN = "\ufdd0"  # a noncharacter: no text has it
 WRITTEN = ("content", "reasoning_content", "reasoning", "thinking")  # what a message says, if a template writes it
 # What templates that write today's date write into rows and prompts of files, so that these do not change at midnight:
 # the date that Llama 3.2's template has where there is no clock.
@@ -146,7 +145,7 @@ def _render_rows(template: "_Template", chat: Chat) -> list[tuple[str, list[tupl
     while answers:
         spans = renderings.spans(answers)
         if answers[-1] in spans:
-            rows.append((renderings.visible(answers[-1] + 1), list(spans.values())))
+            rows.append((renderings.text(answers[-1] + 1), list(spans.values())))
         answers = [place for place in answers[:-1] if place not in spans]
     return rows[::-1]
 
@@ -172,10 +171,7 @@ def adds_a_space(tokenizer: Any) -> bool:
 
 
 class _Renderings:
-    """A conversation's texts in its template, each rendered once, with the bounds of answers in them.
-
-    The closing token is hidden in the messages, so that each one in a text is the template's.
-    """
+    """A conversation's texts in its template, each rendered once, with the bounds of answers in them."""
 
     def __init__(self, template: "_Template", messages: list[dict], last: int):
         """last: the last answer, which has to be known; earlier ones need not be."""
@@ -188,23 +184,12 @@ class _Renderings:
                 " answer is unknown.\nGive such rows as token_ids and loss_mask."
             )
         self.closing, _ = token
-        self.mark = HIDDEN * len(self.closing)
-        self.hidden = _replace(messages, self.closing, self.mark)
         # The generation prompt may hold an empty think block, which the template drops from earlier turns. Most rows
         # need the first of the two alone, and a rendering is much of a row's time.
         bare = dataclasses.replace(template, thinking=True)
         self.variants = (template,) if template == bare else (template, bare)
-        self.text = functools.cache(lambda count: template.render(self.hidden[:count], ask=False))
-        self.prompt = functools.cache(lambda count, number: self.variants[number].render(self.hidden[:count], ask=True))
-
-    def visible(self, count: int) -> str:
-        """The text of the first `count` messages."""
-        text = self.text(count).replace(self.mark, self.closing)
-        if self.hidden != self.messages and text != self.template.render(self.messages[:count], ask=False):
-            raise DataError(
-                f"{self.where}: a message contains {self.closing!r}, which closes a turn in this chat template."
-            )
-        return text
+        self.text = functools.cache(lambda count: template.render(messages[:count], ask=False))
+        self.prompt = functools.cache(lambda count, number: self.variants[number].render(messages[:count], ask=True))
 
     def spans(self, answers: list[int]) -> dict[int, tuple[int, int]]:
         """{message: start and end, closing token included} of the answers that the text up to the last of them has as
@@ -228,7 +213,13 @@ class _Renderings:
 
         Raises DataError: it is unknown of the last answer, or an answer contains the closing token.
         """
-        text, message = self.text(place + 1), self.hidden[place]
+        text, message = self.text(place + 1), self.messages[place]
+        closed = [key for key, value in message.items() if self.closing in str(value)]
+        if closed:
+            raise DataError(
+                f"{self.where}: message {place} contains {self.closing!r} in its {', '.join(closed)}, which closes a"
+                " turn in this chat template: no answer of the target goes on after it. Correct or remove the row."
+            )
         start = self.start(place, text)
         end = -1 if start is None else text.find(self.closing, start)
         written = "".join(text.split())
@@ -242,25 +233,7 @@ class _Renderings:
                 f"{self.where}: the chat template {problem} the answer of message {place}, the last one, so it is"
                 " unknown what the target writes there.\nGive such rows as token_ids and loss_mask."
             )
-        answer = text[start : end + len(self.closing)]
-        if self.mark in answer:
-            keys = ", ".join(key for key, value in self.messages[place].items() if self.closing in str(value))
-            raise DataError(
-                f"{self.where}: message {place} contains {self.closing!r} in its {keys}, which closes a turn in this"
-                " chat template: no answer of the target goes on after it. Correct or remove the row."
-            )
-        return answer
-
-
-def _replace(value: Any, old: str, new: str) -> Any:
-    """A copy of JSON values with a text replaced in all their texts."""
-    if isinstance(value, str):
-        return value.replace(old, new)
-    if isinstance(value, list):
-        return [_replace(item, old, new) for item in value]
-    if isinstance(value, dict):
-        return {_replace(key, old, new): _replace(item, old, new) for key, item in value.items()}
-    return value
+        return text[start : end + len(self.closing)]
 
 
 @functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row
