@@ -55,7 +55,7 @@ def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
         ({}, {"conv_kernel_size": 9}, r"conv_kernel_size 9 is not in 0\.\.8"),
         ({}, {"conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 64"),
         ({}, {"selector_top_k": 261}, r"selector_top_k 261 is not in 1\.\.260"),
-        ({"selector_rank": 13}, {}, "selector_rank = 13 at top level and 12 in dflash_config"),
+        ({"selector_rank": 13}, {}, "selector_rank 13 and dflash_config.selector_rank 12"),
         ({}, {"shift_label": True}, "shift_label True and architectures"),
         ({"architectures": ["DFlashDraftModel"]}, {}, "dflash_config.selector_rank 12"),
     ],
