@@ -7,17 +7,15 @@ from typing import Any
 
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speedups
-from domino_jax.evals.page import page_of
-from domino_jax.evals.plots import COLOURS, OTHER, draw_lines, save
-from domino_jax.evals.report import PLOTS, print_tables, report_header
+from domino_jax.evals.page import write_page
+from domino_jax.evals.plots import COLOURS, OTHER, draw_lines
+from domino_jax.evals.report import print_tables, report_header
 from domino_jax.evals.server_check import server_lines
 from domino_jax.evals.tables import NOTHING, brackets, fmt, target_name
 from domino_jax.method.exact import Accepted
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.files import write_whole
-from domino_jax.runtime.json_files import write_json
 
-EVALUATION, PAGE = "evaluation.json", "evaluation.html"
+EVALUATION = "evaluation.json"
 FORMAT = 1  # of evaluation.json
 LINES = (*COLOURS.values(), OTHER, "#CC79A7", "#D55E00")
 PAIRED = "τ of the first drafter minus τ of the second, with 95 % intervals by the bootstrap over answers."
@@ -70,22 +68,20 @@ def drafter_names(paths: Sequence[str]) -> list[str]:
 
 def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Writes plots/, evaluation.html and, last, evaluation.json, each whole or not at all."""
-    answers, shown = evaluation["answers"], with_short_names(evaluation)
-    names = save(folder / PLOTS, _pictures(shown))
-    pictures = {name: (folder / PLOTS / name).read_bytes() for name in names}
+    shown = with_short_names(evaluation)
     facts = {name: evaluation[name] for name in ("device", "dtype", "date")}
-    page = page_of(
+    write_page(
+        folder,
+        "evaluation",
+        evaluation,
+        _pictures(shown),
         heading="Evaluation of drafters",
         title=headline(evaluation),
-        facts={"target": target_name(evaluation["target"]), **facts, "answers": answers["source"]},
-        versions=evaluation["versions"],
+        facts={"target": target_name(evaluation["target"]), **facts, "answers": evaluation["answers"]["source"]},
         rows=tau_rows(shown),
         notes=[*(server_lines(shown) if shown["server"] else []), _note(evaluation)],
         sections=sections(shown),
-        pictures=pictures,
     )
-    write_whole(folder / PAGE, page)
-    write_json(folder / EVALUATION, evaluation)
 
 
 def with_short_names(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,31 +4,30 @@ import base64
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from domino_jax.evals import tables
+from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPLATE = Path(__file__).with_name("page.html")
+PLOTS = "plots"
 
 
-def render_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    """The page of a decoding's report.
+def write_page(
+    folder: Path, name: str, content: Mapping[str, Any], pictures: Mapping[str, "Figure"], **parts: Any
+) -> None:
+    """Writes plots/, NAME.html and, last, NAME.json with `content`, each whole or not at all. parts: of page_of."""
+    from domino_jax.evals.plots import save  # here: a decoding at the terminal needs no matplotlib
 
-    Args:
-        pictures: PNG by file name.
-    """
-    return page_of(
-        heading="Decoding report",
-        facts=tables.origins(report),
-        versions=report["versions"],
-        title=tables.title(report),
-        rows=tables.rows_of(report),
-        notes=tables.notes_of(report),
-        sections=tables.sections(report),
-        pictures=pictures,
-    )
+    names = save(folder / PLOTS, pictures) if pictures else []
+    images = {file: (folder / PLOTS / file).read_bytes() for file in names}
+    write_whole(folder / f"{name}.html", page_of(versions=content["versions"], pictures=images, **parts))
+    write_json(folder / f"{name}.json", content)
 
 
 def page_of(

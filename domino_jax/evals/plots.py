@@ -31,12 +31,10 @@ CURVES = {
 }
 
 
-def write_plots(folder: os.PathLike, report: Mapping[str, Any]) -> list[str]:
-    """Writes accept_lengths.png, tokens emitted per round; returns its name, nothing when no mode drafts."""
+def report_pictures(report: Mapping[str, Any]) -> dict[str, Figure]:
+    """The picture of the tokens emitted per round; none when no mode drafts."""
     modes = {mode: figures for mode, figures in report["modes"].items() if figures["accept_histogram"]}
-    if not modes:
-        return []
-    return save(folder, {"accept_lengths.png": _histogram(modes)})
+    return {"accept_lengths.png": _histogram(modes)} if modes else {}
 
 
 def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:

@@ -22,18 +22,16 @@ from etils import epath
 import domino_jax
 from domino_jax.evals.bootstrap import LEVEL, RESAMPLES, SEED
 from domino_jax.evals.mode_run import ModeRun, averages, figures_of
-from domino_jax.evals.page import render_page
-from domino_jax.evals.tables import notes_of, rows_of, title
+from domino_jax.evals.page import write_page
+from domino_jax.evals.tables import notes_of, page_parts, rows_of, title
 from domino_jax.models.kernels import REFUSED
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.files import is_remote, write_whole
-from domino_jax.runtime.json_files import read_json, write_json
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.json_files import read_json
 from domino_jax.runtime.small_models import has_one_thread
 
 REPORT = "report.json"
-PAGE = "report.html"
-PLOTS = "plots"
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 LONGEST = 1_000  # columns of a table; a narrower terminal breaks its lines
@@ -100,14 +98,11 @@ def device() -> str:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
+def write_report(folder: Path, report: Mapping[str, Any]) -> None:
     """Writes plots/, report.html and, last, report.json, each whole or not at all."""
-    from domino_jax.evals.plots import write_plots  # here: a decoding at the terminal needs no matplotlib
+    from domino_jax.evals.plots import report_pictures  # here: a decoding at the terminal needs no matplotlib
 
-    folder = Path(folder)
-    images = {name: (folder / PLOTS / name).read_bytes() for name in write_plots(folder / PLOTS, report)}
-    write_whole(folder / PAGE, render_page(report, images))
-    write_json(folder / REPORT, report)
+    write_page(folder, "report", report, report_pictures(report), **page_parts(report))
 
 
 def read_report(folder: str | os.PathLike) -> dict[str, Any] | None:

@@ -31,14 +31,16 @@ def title(report: Mapping[str, Any]) -> str:
     return f"{count} prompts, {sampling}, batch {report['batch_size']}, {report['dtype']}, {report['device']}"
 
 
-def origins(report: Mapping[str, Any]) -> dict[str, str]:
-    """Where the figures come from."""
-    return {
+def page_parts(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of report.html (page.page_of) but its versions and pictures."""
+    facts = {
         "target": target_name(report["target"]),
         "drafter": report["drafter"]["path"] if report["drafter"] else "none",
         "prompts": report["prompts"]["source"],
         "date": report["date"],
     }
+    parts = {"title": title(report), "rows": rows_of(report), "notes": notes_of(report), "sections": sections(report)}
+    return {"heading": "Decoding report", "facts": facts, **parts}
 
 
 def target_name(target: Mapping[str, Any]) -> str:

@@ -5,7 +5,8 @@ import collections
 import html.parser
 import re
 
-from domino_jax.evals.page import render_page
+from domino_jax.evals.page import page_of
+from domino_jax.evals.tables import page_parts
 from tests.helpers.report_runs import report_of, sections_of, two_runs
 
 HOSTILE = "</span><script src=https://evil.example/x.js></script><img src=http://evil.example/i.png onerror=x>\x00&amp;"
@@ -39,7 +40,8 @@ PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (1000).to_bytes(4) + (500).to
 
 def test_a_page_is_whole_html_that_loads_nothing_and_what_comes_out_of_files_and_models_is_text():
     sections = sections_of(target={"path": HOSTILE, "quantize": None})
-    text = render_page(report_of(two_runs(), sections), {"accept_lengths.png": PICTURE})
+    parts = page_parts(report_of(two_runs(), sections))
+    text = page_of(**parts, versions={}, pictures={"accept_lengths.png": PICTURE})
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>") and [tag for tag, _ in page.elements[:2]] == ["html", "head"]
     assert {tag for tag, _ in page.elements} & {"script", "link", "iframe", "object", "base", "form"} == set()

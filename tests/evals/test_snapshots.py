@@ -10,7 +10,7 @@ import rich.console
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from domino_jax.evals import model_card, report, tables
-from domino_jax.evals.page import render_page
+from domino_jax.evals.page import page_of
 from domino_jax.method.config import DrafterConfig
 from domino_jax.runtime import sizes
 from domino_jax.weights.drafter import load_drafter
@@ -99,4 +99,5 @@ def test_cards(snapshot, monkeypatch):
 
 def test_page(snapshot):
     """Its body."""
-    snapshot("page.html", render_page(whole_report(), {}).partition("<body>")[2])
+    text = page_of(**tables.page_parts(whole_report()), versions=ELSEWHERE["versions"], pictures={})
+    snapshot("page.html", text.partition("<body>")[2])
