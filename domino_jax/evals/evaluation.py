@@ -17,7 +17,7 @@ from domino_jax.runtime.errors import DominoError
 
 EVALUATION = "evaluation.json"
 FORMAT = 1  # of evaluation.json
-LINES = (*COLOURS.values(), OTHER, "#CC79A7", "#D55E00")
+LINES = (*dict.fromkeys(COLOURS.values()), OTHER, "#CC79A7", "#D55E00")  # each once: draft and domino share one
 PAIRED = "τ of the first drafter minus τ of the second, with 95 % intervals by the bootstrap over answers."
 POSITIONS = "Share of rounds that kept the draft, with all drafts of a round."
 CALIBRATED = "Mean probability that a drafter gives to its drafts so far / share that was accepted."
