@@ -119,13 +119,13 @@ def compare_tau(
 def _cause(server: float, backbone: float | None, kept: float, expected: float, acceptance: Mapping[str, Any]) -> str:
     """Which checks explain a low τ; kept, expected: shares of rounds that keep the first draft."""
     if backbone and abs(server - backbone) <= EQUAL * backbone:
-        return f"this is the τ of the backbone alone, {backbone:.2f}: the head is missing (7 and 10 of {CHECKS})"
+        return f"This is the τ of the backbone alone, {backbone:.2f}: the head is missing (7 and 10 of {CHECKS})."
     if "kept_first" not in acceptance:
-        return f"the server does not state which drafts are lost: check 2, 3 and 10 of {CHECKS}"
+        return f"The server does not state which drafts are lost: check 2, 3 and 10 of {CHECKS}."
     if kept < LOW * expected:
         text = f"{kept:.0%} of the rounds keep the first draft, {expected:.0%} in the pass"
-        return f"{text}: check the shift, the mask token and the layers that are read (2 and 3 of {CHECKS})"
-    return f"the first draft is kept and later ones are lost: check the head and its candidate pool (10 of {CHECKS})"
+        return f"{text}: check the shift, the mask token and the layers that are read (2 and 3 of {CHECKS})."
+    return f"The first draft is kept and later ones are lost: check the head and its candidate pool (10 of {CHECKS})."
 
 
 def server_lines(evaluation: Mapping[str, Any]) -> list[str]:

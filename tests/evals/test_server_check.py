@@ -81,7 +81,7 @@ def test_tau_is_of_the_same_answers_with_the_same_number_of_drafts():
     [
         (5, 5, "the τ of the backbone alone, 2.00: the head is missing"),
         (10, 0, "0% of the rounds keep the first draft, 75% in the pass: check the shift"),
-        (6, 6, "the first draft is kept and later ones are lost"),
+        (6, 6, "The first draft is kept and later ones are lost"),
         (6, None, "does not state which drafts are lost"),
     ],
 )

@@ -6,11 +6,22 @@ import http.server
 import json
 import threading
 
+from tests.helpers.commands import run
 from tests.helpers.paths import ROOT
+from tests.helpers.serving import post
 
 TARGET, DRAFTER = ROOT / "assets" / "tiny_qwen3", ROOT / "assets" / "tiny_domino"
 IDS = [f"train-000{number}" for number in (0, 2, 3, 6)]
 MOST = 128  # new tokens of the answers in the repository
+OVERFIT = (
+    f"--config.train.start_from={DRAFTER}",
+    "--config.data.regenerate=False",
+    "--config.train.steps=80",
+    "--config.train.learning_rate=2e-3",
+    "--config.eval.every=0",
+    "--config.eval.final=False",
+    "--config.checkpoint.every=80",
+)
 
 
 def read_rows(path) -> dict[str, dict]:
@@ -32,6 +43,27 @@ def check_flags(folder) -> list[str]:
     prompts.write_text("".join(json.dumps(rows[name]) + "\n" for name in IDS))
     flags = ["--config.decode.num_prompts=0", f"--config.decode.max_new_tokens={MOST}", f"--output={folder / 'out'}"]
     return [*flags, f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.eval.prompts={prompts}"]
+
+
+def overfit(folder) -> str:
+    """The exported folder of a drafter that has learned the stored answers by heart."""
+    answers, rows = read_rows(TARGET / "answers_train.jsonl"), folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(answers[name]) + "\n" for name in IDS) * 8)
+    flags = ["--config=tiny", f"--workdir={folder / 'run'}", f"--config.data.train={rows}", *OVERFIT]
+    assert run("train", *flags) == 0
+    return str(folder / "run" / "export")
+
+
+def assert_full_blocks(port: int) -> None:
+    """Every round of the stored answers keeps all 8 drafts, but for the last, which the answer's end cuts."""
+    for prompt, answer in stored_answers().values():
+        body = {"model": "tiny_qwen3", "prompt": prompt, "max_tokens": 96, "temperature": 0, "return_token_ids": True}
+        status, _, raw = post(port, body, "/v1/completions")
+        assert status == 200, raw
+        assert raw["choices"][0]["token_ids"] == answer[:96]
+        rounds = raw["metrics"]["speculative_decoding"]
+        assert rounds["num_spec_steps"] == -(-(min(len(answer), 96) - 1) // 9)
+        assert rounds["acceptance_histogram"][8] >= rounds["num_spec_steps"] - 1
 
 
 class Answering(http.server.BaseHTTPRequestHandler):

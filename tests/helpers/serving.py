@@ -27,14 +27,14 @@ SETTINGS = (
 )
 
 
-def tiny_engine():
-    """An engine of the tiny pair, ready.
+def tiny_engine(*flags: str):
+    """An engine of the tiny pair, ready; flags: more of the command's.
 
     Its width is fixed, because tests count its rounds and an adaptive width follows the clock.
     """
     from domino_jax.serving.engine import Engine
 
-    argv = ["serve", f"--config={ROOT / 'configs' / 'tiny.py'}", *SETTINGS, "--config.decode.width=fixed"]
+    argv = ["serve", f"--config={ROOT / 'configs' / 'tiny.py'}", *SETTINGS, "--config.decode.width=fixed", *flags]
     flags = cli.parse(argv, ("config",), ("host", "port"))
     engine = Engine(functools.partial(serve.loaded, flags, serve.settings_of(flags)), 8, 120.0)
     engine.start()

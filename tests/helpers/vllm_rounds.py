@@ -20,12 +20,12 @@ if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
     # vLLM's CPU build runs Triton's kernels if Triton has a backend for CPUs, which no released one has.
     backends["cpu"] = Backend(compiler=None, driver=None)
 
-import torch  # noqa: E402
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm import _custom_ops as ops  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
+sys.path.insert(0, os.path.dirname(__file__))
 
-kernel = ops.rms_norm
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm_norm import register  # noqa: E402
+
 SMALL = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -36,19 +36,6 @@ SMALL = {
     "enable_prefix_caching": False,
     "async_scheduling": False,  # a step is a round
 }
-
-
-def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> None:
-    """vLLM's kernel, called once for each row of weights.
-
-    DFlash norms its context keys [layers, tokens, heads, head_dim] with weights [layers, head_dim]. The CPU kernel of
-    vLLM 0.32.0 uses the first row for all layers, so that its drafts are not those of the drafter that was trained.
-    """
-    if weight is None or weight.ndim == 1:
-        kernel(out, x, weight, epsilon)
-    else:
-        for layer, row in enumerate(weight):
-            kernel(out[layer], x[layer], row, epsilon)
 
 
 def drafter_class(worker) -> str:
@@ -80,7 +67,7 @@ def decode(llm: LLM, prompts: list[list[int]], sampling: SamplingParams, cancel:
 def main(job_file: str, answers_file: str) -> None:
     with open(job_file) as file:
         job = json.load(file)
-    ops.rms_norm = rms_norm
+    register()
     llm, runs = LLM(**SMALL | job["options"]), []
     for run in job["runs"]:
         sampling = SamplingParams(
