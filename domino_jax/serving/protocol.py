@@ -58,19 +58,14 @@ class BodyRequest:
     return_token_ids: bool
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
+def read_requests(body: bytes, chat: bool, served: ServedModel) -> list[BodyRequest]:
+    """The requests for each prompt of a body, as if each came alone. Raises Refusal."""
     try:
         raw = json.loads(body)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise Refusal(f"the body is not JSON in UTF-8, or nested too deeply ({type(error).__name__}).") from error
     if not isinstance(raw, dict):
         raise Refusal(f"the body is a {type(raw).__name__}, expected a JSON object.")
-    return raw
-
-
-def read_requests(body: bytes, chat: bool, served: ServedModel) -> list[BodyRequest]:
-    """The requests for each prompt of a body, as if each came alone. Raises Refusal."""
-    raw = parse_body(body)
     prompts = raw.get("prompt")
     if chat or not isinstance(prompts, list) or not prompts or isinstance(prompts[0], (int, float)):
         return [read_request(raw, chat, served)]
