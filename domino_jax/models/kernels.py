@@ -10,6 +10,7 @@ import logging
 import pathlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from domino_jax.runtime.json_files import read_json, write_json
 REFUSED: dict[str, str] = {}  # kernel → why XLA's form is used instead; read while programs are traced
 SECONDS = 300  # of a trial with its compilation
 ROUNDING = 2**-6  # that two forms may differ by, of the largest value: a few roundings to bfloat16
-Trial = Callable[[], tuple[Callable, Callable, tuple]]  # → the kernel, XLA's form, and what both are called with
+Trial = tuple[Callable, Callable, tuple]  # the kernel, XLA's form, and what both are called with
 log = logging.getLogger(__name__)
 
 
@@ -46,26 +47,22 @@ def judge(trials: dict[str, Trial]) -> dict[str, str]:
     folder = jax.config.jax_compilation_cache_dir
     file = epath.Path(folder) / f"kernels-{device_name()}-{digest}.json" if folder else None
     known = read_json(file) if file and file.exists() else {}
-
-    def keep(verdicts: dict[str, str]) -> None:
-        if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, verdicts)
-
     for name in trials.keys() - known.keys():
-        keep(known | {name: "its trial did not end"})  # for the next start, if the trial ends this process
-        known[name] = fault_of(trials[name])
-        keep(known)
+        # The first verdict is for the next start, if the trial ends this process.
+        for verdict in (lambda *_: "its trial did not end", fault_of):
+            known[name] = verdict(*trials[name])
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(file, known)
     return {name: reason for name, reason in known.items() if reason}
 
 
-def fault_of(trial: Trial) -> str:
+def fault_of(kernel: Callable, plain: Callable, arguments: tuple) -> str:
     """What is wrong with a kernel; "" for nothing. It runs in a thread, which has no mesh and can be left behind."""
     results = []
 
     def run() -> None:
         try:
-            kernel, plain, arguments = trial()
             ours, theirs = (np.asarray(jax.jit(form)(*arguments), np.float32) for form in (kernel, plain))
             share = np.abs(ours - theirs).max() / np.abs(theirs).max()
             results.append("" if share <= ROUNDING else f"it is {share:.2g} of the largest value off")
@@ -84,35 +81,27 @@ def trials(platform: str, interpret: bool = False) -> dict[str, Trial]:
 
     rng = np.random.default_rng(0)
 
-    def floats(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+    def floats(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32).astype(jnp.bfloat16)
 
-    def stored(dtype: str, *shape: int):
-        if dtype != "float8_e4m3fn":
-            return floats(*shape) if dtype == "bfloat16" else quantized.quantize(floats(*shape), dtype)
-        tiles = (*shape[:-2], shape[-2] // quantized.TILE, shape[-1] // quantized.TILE)
-        return {"q": floats(*shape).astype(dtype), "scale": jnp.abs(floats(*tiles)).astype(jnp.float32)}
+    def in_eight_bits(dtype: str, scales: tuple[int, ...], *shape: int) -> dict[str, np.ndarray]:
+        return {"q": (9 * floats(*shape)).astype(dtype), "scale": rng.random(scales, np.float32)}
 
-    def attention_trial():
-        form = attention.KERNELS["tpu" if platform == "tpu" else "cuda"].kernel_call
-        keys, values = floats(2, 1, 2, 6_400, 128)
-        arguments = (floats(1, 8, 17, 128), keys, values, floats(1, 17, 6_400) > 0)
-        return functools.partial(attention.attend_long, form, interpret=interpret), attention.attend, arguments
+    def experts(make: Callable, *choices: Any) -> Trial:
+        matrices = {name: make(*choices, 8, 256, 256) for name in ("gate_proj", "up_proj", "down_proj")}
+        rows = (floats(24, 256), np.arange(48).reshape(24, 2) % 7, rng.random((24, 2), np.float32))
+        return functools.partial(gpu_experts.by_kernel, interpret=interpret), moe.grouped, (*rows, matrices)
 
-    def experts_trial(dtype: str):
-        matrices = {name: stored(dtype, 8, 256, 256) for name in ("gate_proj", "up_proj", "down_proj")}
-        experts = jnp.arange(48).reshape(24, 2) % 7
-        form = functools.partial(gpu_experts.by_kernel, interpret=interpret)
-        return form, moe.grouped, (floats(24, 256), experts, jnp.full((24, 2), 0.5), matrices)
-
-    def tiles_trial():
-        form = functools.partial(quantized.by_kernel, interpret=interpret)
-        return form, quantized.by_tiles, (floats(17, 512), stored("float8_e4m3fn", 512, 256))
-
-    if platform == "tpu":
-        return {"attention": attention_trial}
-    if not gpu_attention.multiplies_bfloat16(jax.devices()[0]):
-        return {}  # none is used there
-    kinds = ("bfloat16", *quantized.LARGEST)
-    experts = {f"experts in {kind}": functools.partial(experts_trial, kind) for kind in kinds}
-    return {"attention": attention_trial, "matrices in tiles": tiles_trial, **experts}
+    form = attention.KERNELS["tpu" if platform == "tpu" else "cuda"].kernel_call
+    cache = (floats(1, 2, 6_400, 128), floats(1, 2, 6_400, 128), floats(1, 17, 6_400) > 0)
+    attend = functools.partial(attention.attend_long, form, interpret=interpret)
+    of_attention = {"attention": (attend, attention.attend, (floats(1, 8, 17, 128), *cache))}
+    if platform == "tpu" or not gpu_attention.multiplies_bfloat16(jax.devices()[0]):
+        return of_attention if platform == "tpu" else {}  # no kernel is used on older GPUs
+    tiles = (floats(17, 512), in_eight_bits("float8_e4m3fn", (4, 2), 512, 256))
+    return of_attention | {
+        "matrices in tiles": (functools.partial(quantized.by_kernel, interpret=interpret), quantized.by_tiles, tiles),
+        "experts in bfloat16": experts(floats),
+        "experts in int8": experts(in_eight_bits, "int8", (8, 1, 256)),
+        "experts in float8_e4m3fn": experts(in_eight_bits, "float8_e4m3fn", (8, 2, 2)),
+    }

@@ -13,7 +13,7 @@ from domino_jax.models.attention import attend_cache
 
 
 def planted(form):
-    return lambda: (form, jnp.sin, (jnp.arange(8.0),))
+    return form, jnp.sin, (jnp.arange(8.0),)
 
 
 def raising(x):
@@ -55,7 +55,7 @@ def test_a_kernel_is_tried_once_and_one_that_did_not_end_is_refused(refused, mon
 
 
 def test_a_trial_that_takes_the_process_with_it_is_refused_at_the_next_start(refused, monkeypatch):
-    monkeypatch.setattr(kernels, "fault_of", lambda trial: exit(1))
+    monkeypatch.setattr(kernels, "fault_of", lambda *_: exit(1))
     with pytest.raises(SystemExit):
         kernels.judge({"deadly": PLANTED["right"]})
     assert kernels.judge({"deadly": PLANTED["right"]}) == {"deadly": "its trial did not end"}
@@ -64,7 +64,7 @@ def test_a_trial_that_takes_the_process_with_it_is_refused_at_the_next_start(ref
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_every_kernel_passes_its_trial_in_the_interpreter(platform):
     trials = kernels.trials(platform, interpret=True)
-    assert {name: kernels.fault_of(trial) for name, trial in trials.items()} == dict.fromkeys(trials, "")
+    assert {name: kernels.fault_of(*trial) for name, trial in trials.items()} == dict.fromkeys(trials, "")
 
 
 def test_attention_takes_the_form_of_xla_where_its_kernel_is_refused(refused):
