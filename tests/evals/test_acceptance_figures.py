@@ -6,7 +6,7 @@ import pytest
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.acceptance_figures import acceptance_figures, calibration, pairs
-from domino_jax.evals.evaluation import build_evaluation, sections, tau_rows
+from domino_jax.evals.evaluation import LINES, build_evaluation, sections, tau_rows
 from domino_jax.method.exact import Accepted
 
 
@@ -80,3 +80,7 @@ def test_the_tables_name_every_drafter_and_width():
     assert tables["By task"][1] == ["add", "1", "2.000", "1.000"]
     assert tables["Speed-up over plain decoding by drafts of a round"][1] == ["A", "–", "–", "1.12 ×"]
     assert tables["Differences"][1][0] == "A − B"
+
+
+def test_six_drafters_have_six_colours():
+    assert len(set(LINES)) == len(LINES) == 6
