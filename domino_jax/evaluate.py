@@ -69,6 +69,8 @@ def main(flags: cli.Flags) -> int:
     config = flags.config
     if flags.server and flags.answers:
         raise DominoError("--server asks for new answers, and --answers names a file of them; give one of the two.")
+    if flags.requests < 1:
+        raise DominoError(f"--requests is {flags.requests}, expected 1 or more.")
     rules.check(config, "evaluate", flags.set_keys, flags.given)
     paths = drafter_paths(flags)
     output = output_folder(flags.output)
@@ -100,6 +102,8 @@ def main(flags: cli.Flags) -> int:
         if flags.server:
             stated = {row["id"]: row["server"] for _, row in read_jsonl(source)}
             answers = [answer for answer in answers if stated[answer.id]["whole"]]
+            if not answers:
+                raise DataError(f"{source}: no text encodes back to itself, so none can be judged; ask for token ids.")
         if len(answers) == limit:
             say(f"the first {limit} answers (decode.num_prompts; 0 takes all)")
         target = Pair(loaded.model, loaded.params)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.decoding.acceptance import accept_lengths, tau_pooled
-from domino_jax.decoding.answers import NEAR_TIE, AnswerPasses, TargetAnswer
+from domino_jax.decoding.answers import NEAR_TIE, AnswerPasses, TargetAnswer, count_cut
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.exact import Accepted, Choice
 from domino_jax.method.pair import Pair
@@ -32,14 +32,13 @@ def judge_server(
         stated: by id of the answer, what the server said of it.  asked: which server, and what its counters gained.
     """
     answers, choices, limit = passes.answers, passes.choices(target), NEAR_TIE[settings.dtype]
-    most, stop_ids = settings.max_new_tokens, loaded.stop_ids
-    cut = [ids for ids in (answer.token_ids for answer in answers) if len(ids) < most and ids[-1] not in stop_ids]
+    short = [answer.token_ids for answer in answers if len(answer.token_ids) < settings.max_new_tokens]
     return {
         **{name: asked[name] for name in ("url", "engine", "model")},
         "chosen": float(np.mean(np.concatenate([choice.margin for choice in choices]) <= limit)),
         "texts": text_verdicts(answers, choices, limit, loaded),
         "not_whole": sum(not facts["whole"] for facts in stated.values()),
-        "cut": len(cut),
+        "cut": count_cut(short, loaded.stop_ids),
         "prompts": prompt_verdicts(answers, stated),
         "acceptance": acceptance_of(stated, asked["gained"]),
     }
@@ -155,7 +154,8 @@ def server_lines(evaluation: Mapping[str, Any]) -> list[str]:
         line = "the server states no acceptance."
         if tau:
             line = f"{tau['tau']:.2f} of {tau['tau_one_pass']:.2f} with {tau['drafts']} drafts a round."
-        lines += [f"τ of the server with {name}: {line} {tau['hint'] if tau and tau['hint'] else ''}".strip()]
+            line += f" {tau['hint']}" if tau["hint"] else ""
+        lines += [f"τ of the server with {name}: {line}"]
     return lines
 
 

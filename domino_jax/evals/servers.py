@@ -139,7 +139,7 @@ class Server:
         connect = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
         path = self.parts.path.rstrip("/").removesuffix("/v1") + path
         try:
-            connection = connect(self.parts.hostname, self.parts.port, timeout=SECONDS)
+            connection = connect(self.parts.hostname or "", self.parts.port, timeout=SECONDS)
             sent = ("GET", path) if body is None else ("POST", path, json.dumps(body))
             connection.request(*sent, headers=self.headers)
             answer = connection.getresponse()

@@ -92,6 +92,9 @@ def test_answers_of_another_seed_are_refused_with_their_share_and_the_first_row(
     [
         ({"drafters": f"{DRAFTER},{DRAFTER.parent / 'target' / '..' / DRAFTER.name}"}, 2, "names a folder twice"),
         ({"config__eval__prompts": ""}, 2, "there are no answers"),
+        ({"answers": TARGET, "server": "localhost:1"}, 2, "give one of the two"),
+        ({"server": "localhost:1", "requests": 0}, 2, "--requests is 0, expected 1 or more"),
+        ({"server": "http://"}, 2, "does not answer"),
         ({"answers": TARGET}, 3, "holds no finished decoding"),
         ({"round_seconds": TARGET / "config.json"}, 3, "seconds of a plain step"),
     ],
