@@ -23,7 +23,7 @@ from domino_jax.data.messages import present
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request, recorded_request
-from domino_jax.method.exact import OF_ANCHORS, Accepted, Choice, accepted_drafts, target_choice
+from domino_jax.method.exact import OF_ANCHORS, Accepted, TargetChoice, accepted_drafts, target_choice
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
 from domino_jax.models import sharding
@@ -164,7 +164,7 @@ class AnswerPasses:
         limit = NEAR_TIE[np.dtype(models.target.dtype).name]
         return [choice.margin <= limit for choice in self.choices(models)]
 
-    def choices(self, models: Pair) -> list[Choice]:
+    def choices(self, models: Pair) -> list[TargetChoice]:
         """For each answer of k tokens what the target would choose at each of them, arrays [k]."""
         return self._by_answer(self.check, Pair(models.target, models.target_params))
 

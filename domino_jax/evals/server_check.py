@@ -8,7 +8,7 @@ import numpy as np
 from domino_jax.decoding.acceptance import accept_lengths, tau_pooled
 from domino_jax.decoding.answers import NEAR_TIE, AnswerPasses, TargetAnswer, count_cut
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.method.exact import Accepted, Choice
+from domino_jax.method.exact import Accepted, TargetChoice
 from domino_jax.method.pair import Pair
 from domino_jax.weights.loading import LoadedTarget
 
@@ -45,7 +45,7 @@ def judge_server(
 
 
 def text_verdicts(
-    answers: Sequence[TargetAnswer], choices: Sequence[Choice], limit: float, loaded: LoadedTarget
+    answers: Sequence[TargetAnswer], choices: Sequence[TargetChoice], limit: float, loaded: LoadedTarget
 ) -> dict[str, Any]:
     """Counts of the answers that are the target's own, that leave it at a near tie, and that are wrong.
 

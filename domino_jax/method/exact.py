@@ -78,7 +78,7 @@ def accepted_drafts(
     return _in_slices(judge, batch, slice_blocks)
 
 
-class Choice(NamedTuple):
+class TargetChoice(NamedTuple):
     """The target's choice at each anchor.
 
     margin: float32 [B, A], how far log p + g of the anchor's token is below that of the choice; 0 for the choice.
@@ -89,7 +89,7 @@ class Choice(NamedTuple):
     token: jax.Array
 
 
-def target_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> Choice:
+def target_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: int = BLOCKS) -> TargetChoice:
     """Computes the choice of the target at each anchor, given the text before it.
 
     Rounding explains a near tie (docs/method.md); where the margin is more, the answer is not this target's for this
@@ -98,14 +98,14 @@ def target_choice(models: Pair, batch: Batch, kind: SamplingKind, slice_blocks: 
     hidden = target_pass(models.target, models.target_params, batch, (), with_hidden=True)[1]
     gathered = models.with_gathered_head()
 
-    def judge(here: Batch) -> Choice:
+    def judge(here: Batch) -> TargetChoice:
         (at, sampling), shape = _places(batch, here, kind), here["anchors"].shape
         logits = gathered.unembed(_before(hidden, here)[:, None])
         noise = None if kind.greedy else position_noise(at.keys, at.lengths[:, None], logits.shape[-1])
         values = choice_values(logits, noise, sampling)[:, 0]
         value = jnp.take_along_axis(values, at.anchors[:, None], axis=-1)[:, 0]
         margin = (values.max(axis=-1) - value).reshape(shape) * (here["ends"] > 0)
-        return Choice(margin, values.argmax(axis=-1).astype(jnp.int32).reshape(shape))
+        return TargetChoice(margin, values.argmax(axis=-1).astype(jnp.int32).reshape(shape))
 
     return _in_slices(judge, batch, slice_blocks)
 

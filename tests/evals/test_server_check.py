@@ -8,7 +8,7 @@ import pytest
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.server_check import acceptance_of, compare_tau, server_lines, text_verdicts
-from domino_jax.method.exact import Accepted, Choice
+from domino_jax.method.exact import Accepted, TargetChoice
 from domino_jax.method.settings import SamplingParams
 
 STOP = 9
@@ -20,7 +20,7 @@ def answer(*ids, name="a"):
 
 
 def verdicts(ids, margins, choices=None):
-    choice = Choice(np.asarray(margins, np.float32), np.asarray(choices or ids))
+    choice = TargetChoice(np.asarray(margins, np.float32), np.asarray(choices or ids))
     return text_verdicts([answer(*ids)], [choice], 1e-4, LOADED)
 
 
