@@ -87,11 +87,11 @@ def acceptance_of(stated: Mapping[str, Mapping[str, Any]], gained: Mapping[str, 
 
     gained: of ask_prompts, where the answers themselves state nothing.
     """
-    counts = {name: facts["counts"] for name, facts in stated.items() if facts["counts"]}
-    if not counts:
-        return dict(gained) if gained.get("rounds") else None
-    names = set.intersection(*(set(count) for count in counts.values()))
-    return {"ids": list(counts), **{name: sum(count[name] for count in counts.values()) for name in names}}
+    counts, total = {name: facts["counts"] for name, facts in stated.items() if facts["counts"]}, dict(gained)
+    if counts:
+        names = set.intersection(*(set(count) for count in counts.values()))
+        total = {"ids": list(counts), **{name: sum(count[name] for count in counts.values()) for name in names}}
+    return total if total.get("rounds", 0) > 0 else None
 
 
 def compare_tau(
