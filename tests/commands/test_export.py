@@ -27,7 +27,7 @@ DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"
 REPORT = {
     **{"prompts": {"count": 16}, "drafter": {"block_size": 4}, "round_widths": {"domino": 3}, "verify_width": 3},
     **{"dtype": "float32", "device": "1 × cpu"},
-    "modes": {"domino": {"tau_pooled": 3.25, "tau_per_prompt": 3.5, "speedup": 1.75}},
+    "modes": {"domino": {"tau_pooled": 3.25, "tau_per_prompt": 3.5, "speedup": 1.75, "identical": None}},
 }
 
 
@@ -142,7 +142,7 @@ def test_the_card_of_a_run_names_rows_and_the_tau_of_the_step_that_was_decoded(w
         assert start(capsys, workdir, workdir / "out")[0] == 0
         card = (workdir / "out" / "README.md").read_text()
         assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
-        assert ("| domino | 3.25 | 3.50 | 1.75 |" in card) == shown
+        assert ("| τ pooled | 3.25 |\n| τ per prompt | 3.50 |\n| speed-up | 1.75" in card) == shown
         assert ("block size 4: a round can emit at most 3 tokens." in card) == shown
 
 
@@ -159,8 +159,8 @@ def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, mo
     before = contents(tmp_path / "out")
     save = export.save_drafter
 
-    def dies(*arguments):
-        save(*arguments)
+    def dies(*arguments, **named):
+        save(*arguments, **named)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(export, "save_drafter", dies)

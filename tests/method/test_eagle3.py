@@ -118,7 +118,7 @@ def test_layer_ids_count_outputs_in_eagle_config_and_inputs_at_the_top_level():
         ({"eagle_config": {LAYERS: [1, 2]}}, r"ids \[1, 2\] must be 3 different layers"),
         ({"eagle_config": {LAYERS: [1, 2, 2]}}, r"ids \[1, 2, 2\]"),
         ({"fc_norm": True}, "fc_norm"),
-        ({"norm_output": "yes"}, "norm_output = 'yes'"),
+        ({"norm_output": "yes"}, "norm_output 'yes'"),
         ({"eagle_config": {"norm_output": True}}, "eagle_config.norm_output"),
         ({"eagle_config": {"norm_before_residual": True}}, "eagle_config.norm_before_residual"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),

@@ -148,9 +148,9 @@ def test_scores_are_log_probabilities_over_the_vocabulary_though_only_candidates
     few = pick_candidates(base, 4)
     rest = log_rest(base, few.logits)
     scores = edge_scores(few.logits[:, 1, None], rest[:, 1, None, None], None, GREEDY, DraftSettings())
-    expected = jax.nn.log_softmax(base[0, 1])[few.tokens[0, 1]]
+    expected = jax.nn.log_softmax(base[0, 1])[few.vocab_ids[0, 1]]
     np.testing.assert_allclose(scores[0, 0], expected, atol=1e-5)
-    assert few.tokens[0, 1].tolist() == np.argsort(-np.asarray(base[0, 1]), kind="stable")[:4].tolist()
+    assert few.vocab_ids[0, 1].tolist() == np.argsort(-np.asarray(base[0, 1]), kind="stable")[:4].tolist()
 
 
 kept_best = functools.partial(jax.jit, static_argnames=("lanes", "nodes", "beta"))(keep_best)

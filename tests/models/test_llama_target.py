@@ -159,7 +159,7 @@ def test_an_absent_head_dim_is_refused_for_qwen3():
     ("changes", "message"),
     [
         ({"hidden_size": "absent"}, "lacks hidden_size"),
-        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0; expected"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
