@@ -28,13 +28,10 @@ from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from domino_jax.weights.target import load_target
 from integrations.vllm.domino_vllm.drafter import Unsupported, candidates, check_options, read_head_config
-from tests.helpers.answering import assert_full_blocks, overfit
-from tests.helpers.commands import run
 from tests.helpers.decoding_models import DRAFTERS, golden_models, make_generator, random_models, texts
 from tests.helpers.models import GOLDEN_SETS, load_golden
 from tests.helpers.paths import ROOT
 from tests.helpers.train_runs import GOLDEN, arguments, start, training_files
-from tests.helpers.vllm_server import vllm_server
 from tests.processes.test_engines import ENVIRONMENT, PROMPTS, PYTHON
 
 PLUGIN = ROOT / "integrations" / "vllm"
@@ -189,19 +186,6 @@ def test_another_engine_is_refused_by_what_differs(version, named, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ the engine
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """The folder into which the plug-in is installed. Skips where PYTHON has no vLLM."""
-    question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([PYTHON, "-c", question], check=False).returncode:
-        pytest.skip(f"{PYTHON} has no vllm; VLLM_PYTHON names one that has")
-    folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(PLUGIN, folder / "source")  # a build leaves files there
-    words = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*words, "--target", folder / "installed", folder / "source"], check=True)
-    return folder / "installed"
 
 
 @pytest.fixture(scope="module")
@@ -396,57 +380,3 @@ def test_the_benchmark_times_three_modes_in_the_engine(plugin, tmp_path):
         ["domino", "5.00", "2.50"],
     ]
     assert [float(row[2]) > 0 and float(row[3]) >= 1 for row in rows] == [True] * 3
-
-
-def prefix_of_all(folder, scratch):
-    """The drafter with a config.json that leaves every draft to the base logits: its head is not used."""
-    copy = shutil.copytree(folder, scratch / "without_head")
-    raw = json.loads((copy / "config.json").read_text())
-    raw["dflash_config"]["pure_draft_prefix_len"] = raw["block_size"]
-    (copy / "config.json").write_text(json.dumps(raw))
-    return copy
-
-
-def as_dflash(folder, scratch):
-    """The backbone as a folder of plain DFlash, which the engine takes for an unshifted one."""
-    copy = shutil.copytree(folder, scratch / "dflash")
-    tensors = load_file(copy / "model.safetensors")
-    backbone = {name: leaf for name, leaf in tensors.items() if not name.startswith(("prefix_gru", "embed_proj"))}
-    save_file(backbone, copy / "model.safetensors", {"format": "pt"})
-    raw = json.loads((copy / "config.json").read_text())
-    kept = {name: raw["dflash_config"][name] for name in ("mask_token_id", "target_layer_ids")}
-    raw |= {"architectures": ["DFlashDraftModel"], "dflash_config": kept}
-    (copy / "config.json").write_text(json.dumps(raw))
-    return copy
-
-
-@pytest.mark.slow(minutes=6)
-@pytest.mark.parametrize(
-    ("port", "change", "drafts", "hint"),
-    [(8701, None, 8, None), (8702, prefix_of_all, 8, "the head is missing"), (8703, as_dflash, 7, "check the shift")],
-    ids=["domino", "without the head", "plain DFlash of a shifted drafter"],
-)
-def test_evaluate_checks_a_server_of_the_engine(plugin, tmp_path, port, change, drafts, hint):
-    target, drafter = ROOT / "assets" / "tiny_qwen3", ROOT / "assets" / "tiny_domino"
-    served = change(drafter, tmp_path) if change else drafter
-    flags = ["--config=tiny", "--config.decode.num_prompts=12", "--config.decode.max_new_tokens=96"]
-    with vllm_server(PYTHON, tmp_path, plugin, port, target, served, drafts) as url:
-        code = run("evaluate", f"--server={url}", f"--output={tmp_path / 'out'}", *flags)
-    evaluation = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    texts, [figures] = evaluation["server"]["texts"], evaluation["drafters"].values()
-    tau = figures["server"]
-    assert (code, texts["own"], texts["wrong"]) == (0, 12, 0)
-    # The engine's template thinks unless a request says otherwise.
-    assert evaluation["server"]["prompts"]["same"] == 0
-    if hint:
-        assert tau["tau"] < 0.9 * tau["tau_one_pass"] and hint in tau["hint"]
-    else:
-        assert tau["tau"] == tau["tau_one_pass"] and tau["hint"] is None
-
-
-@pytest.mark.slow(minutes=8)
-def test_an_overfitted_drafter_has_every_block_accepted_whole(plugin, tmp_path):
-    target, metrics = ROOT / "assets" / "tiny_qwen3", "--per-request-spec-decode-metrics=summary"
-    names = (metrics, "--served-model-name=tiny_qwen3")
-    with vllm_server(PYTHON, tmp_path, plugin, 8704, target, overfit(tmp_path), 8, *names):
-        assert_full_blocks(8704)
