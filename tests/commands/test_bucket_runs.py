@@ -86,7 +86,8 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
     assert start(argv) == 0 and "holds a finished run" in capsys.readouterr().out
     output = workdir.parent / "exported"
     assert run("export", f"--workdir={workdir}", f"--output={output}") == 0 and (output / "config.json").exists()
-    decoding = [argument for argument in argv if not argument.startswith("--workdir")]
+    read = ("--config=", "--distributed", "--config.target.path", "--config.eval.prompts", "--config.decode.")
+    decoding = [argument for argument in argv if argument.startswith(read)]
     assert run("decode", *decoding, f"--output={tmp_path / 'decoded'}", f"--config.drafter.path={workdir}") == 0
     report = json.loads((tmp_path / "decoded" / "report.json").read_text())
     assert report["modes"]["domino"]["answers"] == 2

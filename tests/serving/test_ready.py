@@ -237,14 +237,14 @@ def jit_or_wait(programs, program):
         threading.Event().wait()
     return jitted(programs, program)
 
-def ready(engine, compiles):
+def ready(engine, compiling):
     if when == "failed":
         if not stuck.is_set():
             threading.Thread(target=lambda: compiles.wait() and engine._wake(), daemon=True).start()
         if compiles.is_set():
             raise ValueError("a fault")
     stuck.set()
-    return take_messages(engine, compiles)
+    return take_messages(engine, compiling)
 
 if when == "loading":
     stuck.set()
@@ -263,9 +263,9 @@ def test_the_end_of_a_server_does_not_wait_for_a_compilation(tmp_path, when):
     try:
         wait_for(lambda: process.poll() is not None or "http://" in log.read_text())
         port = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-        if when != "loading":
+        if when == "ready":  # with a fault it ends as soon as it compiles what chats need next
             wait_for(lambda: get(port, "/health")[0] == 200, 600)
-            assert post(port, asked(max_tokens=4))[0] in ((200,) if when == "ready" else (200, 500))
+            assert post(port, asked(max_tokens=4))[0] == 200
         wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
         if when != "failed":
             process.send_signal(signal.SIGTERM)
