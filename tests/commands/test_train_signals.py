@@ -22,7 +22,7 @@ BLOCKED = """
 import ctypes, itertools, signal, sys, time
 from domino_jax.recipe import builders as building, cli
 from domino_jax import decode, regenerate, train
-from domino_jax.evals import run as decode_run
+from domino_jax.evals.run import Runner
 from domino_jax.decoding.queue import Queue
 from domino_jax.decoding.answers import AnswerPasses
 
@@ -62,7 +62,7 @@ PHASES = {
     "first compilation": "building.train_step_of = in_step",
     "compilation of an evaluation": 'blocked(AnswerPasses, "__call__")',
     "evaluation": "AnswerPasses.__call__ = slow(AnswerPasses.__call__)",
-    "final decoding": 'blocked(decode_run, "decode_group", call=2)',
+    "final decoding": 'blocked(Runner, "decode_group", call=2)',
 }
 
 
