@@ -235,7 +235,8 @@ def answer(
     say(f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
     tokens, rate = 0, "starting"
-    with Journal(files.part) as rows, Progress("regenerate", before + missing, before) as progress:
+    progress = Progress("regenerate", before + missing, before)
+    with Journal(files.part) as rows:
         for queue in work:
 
             def show(finished: int, size: int = len(queue), rate: str = rate) -> None:

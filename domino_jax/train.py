@@ -135,7 +135,7 @@ def main(flags: cli.Flags) -> int | None:
 
         # 6. The steps, and what happens between them.
         export_drafter = exporter(workdir, drafter_config, recipe)
-        metrics = MetricsWriter(workdir, train.steps, start_step=done, primary=distributed.is_primary())
+        metrics = MetricsWriter(workdir, train.steps, start_step=done)
         with metrics, batches.start(position) as stream, Preemption(say) as preemption:
             loop = TrainingLoop(
                 train.steps,
@@ -150,11 +150,9 @@ def main(flags: cli.Flags) -> int | None:
                 clock=clock_of(config, mesh, lambda rows: step.trace(shapes, loaded.params, rows, run_key)),
                 watchdog=watchdog,
                 preemption=preemption,
-                say=metrics.say,
             )
             del state  # the loop donates it
             evaluation = hooks.evaluate_with(evaluate, checkpoints, metrics, export_drafter)
-            loop.every(1, lambda loop: metrics.advance(loop.done))
             loop.every(train.log_every, hooks.log_to(metrics))
             loop.every(config.checkpoint.every, hooks.save)
             loop.every(1, hooks.leave_on_sigterm)

@@ -26,7 +26,7 @@ from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import replacing
 from domino_jax.runtime.json_files import read_json
-from domino_jax.runtime.progress import PATIENCE, Progress
+from domino_jax.runtime.progress import Progress
 
 FORMAT = 3
 LINES_PER_TASK = 256
@@ -140,7 +140,8 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
     ]
     measured, bad = [np.zeros((0, MEASURED), np.int64)], BadRows()
     counts, first_rows = dict.fromkeys(files, 0), {}
-    with _measure_all(tasks, encoder) as results, Progress("reading rows", sum(map(len, spans)), after=PATIENCE) as bar:
+    progress = Progress("reading rows", sum(map(len, spans)))
+    with _measure_all(tasks, encoder) as results:
         for (file, _, lines), (rows, bad_rows, first_places) in zip(tasks, results, strict=True):
             before = sum(counts.values())
             for token, place in first_places.items():
@@ -148,7 +149,7 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
             counts[file] += len(rows)
             measured.append(rows)
             bad.join(bad_rows)
-            bar.advance(len(lines))
+            progress.advance(len(lines))
     starts, ends, lines, parts, lengths, supervised, usable, prompts, hashes = np.concatenate(measured).T
     index = Index(
         counts=np.asarray(list(counts.values()), np.int64),

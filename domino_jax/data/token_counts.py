@@ -10,7 +10,7 @@ from domino_jax.data.chat import TrainingRow
 from domino_jax.data.prompts import read_lines
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.sources import find_files
-from domino_jax.runtime.progress import PATIENCE, Progress
+from domino_jax.runtime.progress import Progress
 
 COUNTED_ROWS = 16_384  # more of them hardly change the order, and long ones take 11 ms each
 LONGEST = 1 << 20  # tokens of a row
@@ -36,10 +36,10 @@ def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) 
     vocab: tokens that there are.  count: of the rows, where it is known.
     """
     counts = np.zeros(vocab, np.int64)
-    with Progress("counting tokens", count or COUNTED_ROWS, after=PATIENCE) as progress:
-        for row in rows:
-            counts += np.bincount(row.token_ids[row.loss_mask > 0.5], minlength=vocab)
-            progress.advance(1)
+    progress = Progress("counting tokens", count or COUNTED_ROWS)
+    for row in rows:
+        counts += np.bincount(row.token_ids[row.loss_mask > 0.5], minlength=vocab)
+        progress.advance(1)
     order = np.argsort(-counts, kind="stable")
     return order[: np.count_nonzero(counts)].astype(np.int32)
 

@@ -4,7 +4,6 @@ Teacher-forced accept length counts labels from data at uniform anchors, so it i
 here equals τ of the draft-and-verify loop, round by round (decoding/answers.py).
 """
 
-import functools
 import hashlib
 import time
 from collections import Counter
@@ -15,7 +14,6 @@ from domino_jax.decoding.answers import AnswerPasses
 from domino_jax.method.pair import Pair
 from domino_jax.runtime.progress import Progress
 
-SILENT = functools.partial(Progress, bar=False, lines=False)
 WIDTHS = (1, 2, 4, 8, 16)  # drafts of a round for which τ is reported, where the block is that long
 
 
@@ -41,26 +39,24 @@ class Evaluation:
         self,
         drafter_params: dict,
         between: Callable[[], None] = lambda: None,
-        progress: Callable[[str, int], Progress] = SILENT,
     ) -> dict[str, float | list[float]]:
         """τ and what goes with it.
 
         Args:
             between: called after every pass; what it raises ends the evaluation.
-            progress: (label, answers to come) → what counts the answers.
         Returns:
             "eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (the head left out), "eval_tau_1", … (with
             that number of drafts a round), "eval_accept_by_position" (share of rounds that kept the draft there) and
             "eval_seconds" (compilation included).
         """
         begin = time.monotonic()
-        with progress("evaluation", len(self.passes.answers)) as bar:
+        progress = Progress("evaluation", len(self.passes.answers))
 
-            def after(answers: int) -> None:
-                bar.advance(answers)
-                between()
+        def after(answers: int) -> None:
+            progress.advance(answers)
+            between()
 
-            accepted = self.passes(self.models.replace(drafter_params=drafter_params), after)
+        accepted = self.passes(self.models.replace(drafter_params=drafter_params), after)
         drafts = [answer.drafts for answer in accepted]
         walks = _walks(drafts, self.drafts)
         rounds = Counter(emitted for walk in walks for emitted in walk)

@@ -165,13 +165,13 @@ class Runner:
             measured.add(record, rows)
         total, before = (sum(group.turns for group in some) * len(modes) for some in (groups, groups[:done]))
         name = f"decode, {self.generator.settings.batch_size} at a time"
-        with Progress(name, total=total, done=before) as progress:
-            for group in groups[done:]:
-                record, rows = self.decode_group(group)
-                if files:
-                    files.append(record, rows)
-                measured.add(record, rows)
-                progress.advance(group.turns * len(modes), group.task or "")
+        progress = Progress(name, total=total, done=before)
+        for group in groups[done:]:
+            record, rows = self.decode_group(group)
+            if files:
+                files.append(record, rows)
+            measured.add(record, rows)
+            progress.advance(group.turns * len(modes), group.task or "")
         return measured
 
     def decode_group(self, group: Group) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -219,10 +219,8 @@ class Runner:
             return {}
         models, generator = self.models, self.generator
         first = prompts[: generator.settings.batch_size]
-        with Progress("time the parts of a round", total=1) as progress:
-            state = generator.start(models, [prompt.token_ids for prompt in first], list(range(len(first))))
-            split = round_split(models, generator, state, [BASELINE, *drafting])
-            progress.advance(1)
+        state = generator.start(models, [prompt.token_ids for prompt in first], list(range(len(first))))
+        split = round_split(models, generator, state, [BASELINE, *drafting])
         step = split[BASELINE]["round"]
         return {
             mode: {

@@ -201,7 +201,7 @@ def ask_prompts(
         missing = [prompt for prompt in prompts if prompt.id not in done]
         before, failure = server.counters(), None
         progress = Progress("server", len(prompts), len(done))
-        with Journal(files.part) as rows, progress, ThreadPoolExecutor(requests) as pool:
+        with Journal(files.part) as rows, ThreadPoolExecutor(requests) as pool:
             waiting = {pool.submit(server.answer, prompt): prompt for prompt in missing}
             try:
                 for future in as_completed(waiting):

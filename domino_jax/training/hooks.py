@@ -53,8 +53,8 @@ def evaluate_with(
     an earlier start wrote it, nothing is done.
 
     Args:
-        evaluate: (drafter parameters, function to call now and then, MetricsWriter.progress) → metrics with "eval_tau".
-            Its `measured_with` tells evaluations apart whose τ must not be compared.
+        evaluate: (drafter parameters, function to call now and then) → metrics with "eval_tau". Its `measured_with`
+            tells evaluations apart whose τ must not be compared.
         export: (drafter parameters, step, τ) writes the drafter.
     """
 
@@ -70,7 +70,7 @@ def evaluate_with(
                 raise Preempted
 
         with loop.long_task("an evaluation"):
-            measured = evaluate(params, between, metrics.progress)
+            measured = evaluate(params, between)
             checkpoints.mark_tau(done, measured["eval_tau"], evaluate.measured_with)
             if checkpoints.best() == (done, measured["eval_tau"]):
                 export(params, done, measured["eval_tau"])

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from domino_jax.method.state import TrainState
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.watchdog import Watchdog
@@ -50,7 +51,6 @@ class TrainingLoop:
     clock: StepClock
     watchdog: Watchdog
     preemption: Preemption
-    say: Callable[[str], None]
     measured: dict[str, jax.Array] | None = None
     hooks: list[tuple[int, Hook]] = dataclasses.field(default_factory=list)
 
@@ -76,7 +76,7 @@ class TrainingLoop:
             before, shape = self.measured, batch["tokens"].shape
             compiles = shape not in shapes  # jit compiles once for each shape of a batch
             if before is None:
-                self.say("compiling the training step")
+                say("compiling the training step")
             elif compiles:
                 self.save(finish=True, position=position)
             with self._compiling() if compiles else contextlib.nullcontext():
@@ -87,7 +87,7 @@ class TrainingLoop:
             if before is None or not compiles:  # the clock leaves the first step of a start out by itself
                 self.clock.step_done(self.batch_size, self.batch_size * shape[1])
             if before is None:
-                self.say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
+                say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
             for steps, function in self.hooks:
                 if self.is_due(steps):
                     function(self)

@@ -1,4 +1,4 @@
-"""The output of a run: metrics.jsonl, TensorBoard, and lines on the console, on a terminal above a progress bar."""
+"""The output of a run: metrics.jsonl, TensorBoard, and lines on the console."""
 
 import json
 import math
@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import rich.console
-
+from domino_jax.runtime.distributed import is_primary, say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import Journal, whole_lines
-from domino_jax.runtime.progress import PATIENCE, Progress
+from domino_jax.runtime.progress import Progress
 from domino_jax.runtime.remote import open_path
 
 # The main figures, for the console, in this order, under these names and in these forms; metrics.jsonl holds all.
@@ -41,48 +40,33 @@ Value = float | Sequence[float]
 
 
 class MetricsWriter:
-    """One JSON row and one console line for each logged step of a run in `workdir`.
+    """One JSON row and one console line for each logged step of a run in `workdir`, both by process 0 alone.
 
     A row holds "step", values (numbers, or lists of numbers, which the console leaves out), and "seconds", the time
     that the run has taken so far, earlier starts included. The first row of a run that continues from step n drops the
     rows after n, so that no step is recorded twice; a start that has nothing to write changes nothing.
     """
 
-    def __init__(
-        self,
-        workdir: str | os.PathLike,
-        total_steps: int,
-        *,
-        start_step: int = 0,
-        primary: bool = True,
-        console: rich.console.Console | None = None,
-    ):
+    def __init__(self, workdir: str | os.PathLike, total_steps: int, start_step: int = 0):
         """
         Args:
             total_steps: T.  start_step: completed steps of the checkpoint that is continued.
-            primary: False in every process but the first: nothing is written or shown then.
         """
         self._folder = open_path(workdir)
         self._path = self._folder / "metrics.jsonl"
-        self._primary = primary
         self._start_step, self._total_steps = start_step, total_steps
-        if console is None or not primary:
-            console = rich.console.Console(quiet=not primary)
-        self._console = console
-        rows = read_rows(self._path) if primary else []
+        rows = read_rows(self._path) if is_primary() else []
         self._continued = [row for row in rows if row["step"] <= start_step]
         self._earlier_seconds = max((row["seconds"] for row in self._continued if "seconds" in row), default=0.0)
         self._start = time.monotonic()
         self._journal: Journal | None = None  # opened with TensorBoard's file for the first row
         self._curves: Any = None  # tensorboardX.SummaryWriter
         self._local: tempfile.TemporaryDirectory | None = None
-        self._steps: Progress | None = None  # from the first step on, which holds the compilation
-        if primary:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        self._steps: Progress | None = None  # from the first row on: the steps before hold the compilation
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Log one step. On a disk the row is then in the file; flush() does it in a bucket."""
-        if not self._primary:
+        if not is_primary():
             return
         numbers = {key: _plain(value) for key, value in values.items()}
         seconds = self._earlier_seconds + time.monotonic() - self._start
@@ -91,13 +75,16 @@ class MetricsWriter:
             self._open()
         self._journal.append({key: _json(value) for key, value in row.items()})
         self._draw(int(step), numbers)
-        self.advance(int(step))
+        if self._steps is None:
+            self._steps = Progress("training", self._total_steps, int(step), report=lambda line: None)
+        self._steps.advance(int(step) - self._steps.done)
         line = _line({key: value for key, value in numbers.items() if not isinstance(value, list)})
-        self.say(f"step {step}/{self._total_steps}  {line}  left {self._steps.left()}")
+        say(f"step {step}/{self._total_steps}  {line}  left {self._steps.left()}")
 
     def _open(self) -> None:
         from tensorboardX import SummaryWriter  # here: it loads a cloud client where one is installed
 
+        self._folder.mkdir(parents=True, exist_ok=True)
         truncate_rows(self._path, self._start_step)
         self._journal = Journal(self._path)
         # tensorboardX's writer for buckets uploads everything again when it is deleted, and waits for minutes where the
@@ -134,24 +121,8 @@ class MetricsWriter:
         """Whether an earlier start logged this value of this step; False in every process but the first."""
         return any(row["step"] == step and key in row for row in self._continued)
 
-    def advance(self, step: int) -> None:
-        """Counts a step, for the time left and on a terminal for its bar."""
-        if self._steps is None:
-            self._steps = Progress("training", self._total_steps, step, self._console, lines=False)
-        self._steps.advance(step - self._steps.done)
-
-    def progress(self, label: str, total: int) -> Progress:
-        """Counts the pieces of a phase between two steps, in lines."""
-        return Progress(label, total, console=self._console, after=PATIENCE, bar=False)
-
-    def say(self, text: str) -> None:
-        """A line of text beside the bar, or in the log."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     def close(self) -> None:
-        """Take the bar off the screen and write what is still in memory."""
-        if self._steps:
-            self._steps.close()
+        """Write what is still in memory."""
         if self._journal:
             self._journal.close()
             self._curves.close()

@@ -17,7 +17,7 @@ from domino_jax.data.index import tokenizer_digest
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.json_files import read_json, write_json
-from domino_jax.runtime.progress import PATIENCE, Progress
+from domino_jax.runtime.progress import Progress
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf
 from domino_jax.weights.safetensors_file import Stored, read_header
@@ -82,10 +82,10 @@ def _digest_tensors(stored: Sequence[Stored]) -> dict[Path, dict[str, str]]:
     work = [tensor for tensor in stored if tensor.name not in digests[tensor.path]]
     states = {path: _state(path) for path in {tensor.path for tensor in work}}
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as threads:
-        with Progress("reading weights for the identity of the model", len(work), after=PATIENCE) as progress:
-            for tensor, digest in zip(work, threads.map(_digest_bytes, work), strict=True):
-                digests[tensor.path][tensor.name] = digest
-                progress.advance(1)
+        progress = Progress("reading weights for the identity of the model", len(work))
+        for tensor, digest in zip(work, threads.map(_digest_bytes, work), strict=True):
+            digests[tensor.path][tensor.name] = digest
+            progress.advance(1)
     for path, state in states.items():
         if state == _state(path) and time.time_ns() - state[1] > YOUNG:
             with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from domino_jax.models import quantized
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, table_of
 from domino_jax.runtime.errors import DataError, quote
-from domino_jax.runtime.progress import PATIENCE, Progress
+from domino_jax.runtime.progress import Progress
 from domino_jax.weights import hf
 from domino_jax.weights.match import match_names
 from domino_jax.weights.quantization import SUPPORTED, Scheme, read_scheme, unpacked
@@ -85,17 +85,17 @@ def load_table(
     """
     stored_names = match_names(tensors, table, skipped, aliases or {}, instead)
     params: Params = {}
-    with Progress("loading weights", len(table), after=PATIENCE) as progress:
-        for entry in table:
-            place = sharding(entry.path, entry.leaf_shape) if callable(sharding) else sharding
-            rounded = quantize is not None and quantize.holds(entry)
-            leaf_dtype = None if rounded else np.dtype(entry.dtype or dtype)
-            names = [stored_names[name] for name in entry.names]
-            leaf = _load_leaf(tensors, names, entry, leaf_dtype, place)
-            if rounded:
-                leaf = jax.block_until_ready(quantize_leaf(leaf, quantize.dtype, sharding, entry.path))
-            _node(params, entry.path)[entry.path[-1]] = leaf
-            progress.advance(1)
+    progress = Progress("loading weights", len(table))
+    for entry in table:
+        place = sharding(entry.path, entry.leaf_shape) if callable(sharding) else sharding
+        rounded = quantize is not None and quantize.holds(entry)
+        leaf_dtype = None if rounded else np.dtype(entry.dtype or dtype)
+        names = [stored_names[name] for name in entry.names]
+        leaf = _load_leaf(tensors, names, entry, leaf_dtype, place)
+        if rounded:
+            leaf = jax.block_until_ready(quantize_leaf(leaf, quantize.dtype, sharding, entry.path))
+        _node(params, entry.path)[entry.path[-1]] = leaf
+        progress.advance(1)
     return params
 
 

@@ -54,11 +54,11 @@ from domino_jax.decoding.evaluate import Evaluation
 
 whole = Evaluation.__call__
 
-def wait(self, params, between, progress):
+def wait(self, params, between):
     for _ in range(60):
         time.sleep(2)
         between()
-    return whole(self, params, between, progress)
+    return whole(self, params, between)
 
 Evaluation.__call__ = wait
 """

@@ -34,7 +34,7 @@ def one_program_and_played_evaluations():
         saved.append(step)
         save(self, step, *arguments)
 
-    def measure(params, between, progress):
+    def measure(params, between):
         return {"eval_tau": 3.0 if saved[-1] == 4 else 2.0}
 
     measure.prompts = []

@@ -63,7 +63,7 @@ class Stream:
 def evaluation(tau=lambda step: 1.0 + step, during=None):
     """Stands in for the passes over held-out prompts: `during` happens before it calls `between`."""
 
-    def evaluate(params, between, progress):
+    def evaluate(params, between):
         if during:
             during()
         between()
@@ -97,7 +97,6 @@ def train(workdir, *, log=1, save=2, evaluate=None, hook=None, step=None, length
             clock=StepClock(),
             watchdog=Watchdog(0),
             preemption=stack.enter_context(Preemption(lambda line: None)),
-            say=lambda line: None,
         )
         if hook:
             loop.every(1, hook)
