@@ -116,7 +116,7 @@ def write_export(
     card = model_card(config, weights, EXPORT_DTYPE, recipe, step, report=report, data=data, tau=tau)
 
     def fill(fresh: Path) -> None:
-        save_drafter(fresh, config, params, verifier=recipe["target"]["path"])
+        save_drafter(fresh, config, params)
         (fresh / "README.md").write_text(card, encoding="utf-8")
         if token_order:
             (fresh / hf.TOKEN_ORDER).write_bytes(token_order)

@@ -53,7 +53,6 @@ def model_card(
         names=servers.SERVERS.get(config.head),
         sglang_refusal=servers.server_refusals(config)[0],
         vllm_refusal=servers.server_refusals(config)[1],
-        verifier_in_config="speculators_config" in servers.public_config(config, verifier=path),
         served_drafts=servers.served_drafts(config),
         packages=", ".join(f"{name} {version}" for name, version in packages.items()),
     )

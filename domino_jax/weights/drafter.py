@@ -21,7 +21,7 @@ from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, rename, table_of
 from domino_jax.runtime.errors import warn_once
-from domino_jax.weights import hf, servers, speculators
+from domino_jax.weights import hf, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 
@@ -43,7 +43,6 @@ OTHER_NAMES = {
 }
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 MODELOPT_THETA = 10_000.0
-FLOATING = "Drafters are read in floating point; decode.draft_weights=int8 rounds such a one to eight bits."
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def load_drafter(
     stored = {entry.name for entry in table}
     copies = {name: original for name, original in COPIES.items() if name not in stored}
     speculators.check_copies(tensors, target_path, copies)
-    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": aliases(config, table), "instead": FLOATING}
+    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": aliases(config, table)}
     return config, load_table(tensors, table, dtype, sharding, **choices)
 
 
@@ -105,14 +104,9 @@ def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
     return config
 
 
-def save_drafter(
-    folder: str | Path, config: AnyConfig, params: Params, dtype: str = EXPORT_DTYPE, verifier: str | None = None
-) -> None:
-    """Writes a drafter, whose arrays this process can read, as a public folder.
-
-    verifier: as for servers.public_config.
-    """
-    raw = {**servers.public_config(config, verifier), "dtype": np.dtype(dtype).name}
+def save_drafter(folder: str | Path, config: AnyConfig, params: Params, dtype: str = EXPORT_DTYPE) -> None:
+    """Writes a drafter, whose arrays this process can read, as a public folder."""
+    raw = {**config.to_dict(), "dtype": np.dtype(dtype).name}
     hf.write_folder(folder, file_tensors(drafter_table(config), params, dtype) | config.extra_tensors(), raw)
 
 

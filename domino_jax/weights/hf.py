@@ -22,7 +22,6 @@ from domino_jax.runtime.errors import ConfigError, DataError, DominoError, first
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
-from domino_jax.weights.quantization import SUPPORTED
 from domino_jax.weights.safetensors_file import Stored, is_finite, read_header
 
 TOKEN_ORDER = "token_order.st"  # tokens by frequency, in a drafter's folder (draft_vocab.py)
@@ -114,8 +113,6 @@ def read_json(
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json without `auto_map`, which is named in a warning and never followed."""
-    if any(folder.glob("*.gguf")) and not (folder / "config.json").exists():
-        raise DataError(f"{folder} holds a GGUF file, which is not supported. {SUPPORTED}")
     raw = read_json(folder, "config.json")
     if raw.pop("auto_map", None):
         log.warning("%s/config.json names code in auto_map; it is ignored, nothing of it is imported.", folder)

@@ -1,4 +1,4 @@
-"""Other servers: which of them draft with a drafter as it was trained, under which name, and the folder that they open.
+"""Other servers: which of them draft with a drafter as it was trained, and under which name.
 
 A head without a line in SERVERS is served here only. What the servers do was read in the sources of SGLang 0.5.23 and
 vLLM 0.33, and compared with SGLang's classes and with vLLM 0.32 (docs/serving.md).
@@ -6,13 +6,11 @@ vLLM 0.33, and compared with SGLang's classes and with vLLM 0.32 (docs/serving.m
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafters import AnyConfig
 from domino_jax.method.heads.eagle3 import CHAIN
 from domino_jax.method.heads.markov import VANILLA
-from domino_jax.weights import speculators
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CACHED = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/")
@@ -80,52 +78,9 @@ def serving_note(config: AnyConfig) -> str | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- the folder
-
-
-def public_config(config: AnyConfig, verifier: str | None = None) -> dict[str, Any]:
-    """The config.json of an exported folder.
-
-    verifier: the target's path; a hub id lets vLLM start from a plain DFlash folder alone.
-    """
-    raw = config.to_dict()
-    if config.head == "none" and server_refusals(config)[1] is None and is_hub_id(verifier):
-        # The keys of speculators do not state causal full layers: there, they always read the whole block.
-        if not (config.is_causal and "full_attention" in raw["layer_types"]):
-            raw |= _speculators_keys(config, raw, verifier)
-    return raw
-
-
-def _speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) -> dict[str, Any]:
-    """The keys with which `vllm serve FOLDER` finds the target and the number of drafts by itself, and with which
-    speculators opens the folder. Readers of flat files read theirs beside them.
-
-    raw: the flat config.json.
-    """
-    proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_drafts}
-    return {
-        "speculators_model_type": "dflash",
-        "transformer_layer_config": {name: raw[name] for name in speculators.LAYER_KEYS},
-        speculators.LAYER_IDS: [index + 1 for index in config.target_layer_ids],
-        "mask_token_id": config.mask_token_id,
-        "draft_vocab_size": config.vocab_size,
-        "sample_from_anchor": config.shift_label,
-        "sliding_window_non_causal": config.is_causal is False,
-        "speculators_config": {
-            "algorithm": "dflash",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": verifier, "architectures": []},
-        },
-    }
-
-
-def is_hub_id(path: str | None) -> bool:
-    """True for "owner/name" that is no folder here. A revision has no key to be written under, so it makes none."""
-    return path is not None and _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
-
-
 def hub_id(path: str) -> str | None:
     """The hub id that a path is, without a revision, or that a folder of the hub's cache belongs to; else None."""
     name, cached = path.partition("@")[0], _CACHED.search(path)
-    return f"{cached[1]}/{cached[2]}" if cached else name if is_hub_id(name) else None
+    if cached:
+        return f"{cached[1]}/{cached[2]}"
+    return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None

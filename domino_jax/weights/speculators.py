@@ -19,11 +19,6 @@ from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 
 LAYER_IDS = "aux_hidden_state_layer_ids"
-# The keys of a flat config.json that transformer_layer_config holds.
-LAYER_KEYS = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-LAYER_KEYS += ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "max_position_embeddings")
-LAYER_KEYS += ("layer_types", "sliding_window", "use_sliding_window", "vocab_size", "hidden_act", "attention_bias")
-LAYER_KEYS += ("tie_word_embeddings",)
 # Tensors that only training reads, and the maps of a smaller draft vocabulary: EAGLE-3 reads them itself, and block
 # drafters with such a vocabulary are refused by draft_vocab_size.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")

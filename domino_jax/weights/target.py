@@ -7,6 +7,7 @@ list, or less than it lists, is an error: no leaf ever keeps a random initial va
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, table_of
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights import hf
-from domino_jax.weights.match import match_names
-from domino_jax.weights.quantization import SUPPORTED, Scheme, read_scheme, unpacked
-from domino_jax.weights.safetensors_file import is_finite
+from domino_jax.weights.quantization import Scheme, read_scheme, unpacked
+from domino_jax.weights.safetensors_file import FLOATS, is_finite
 
 Params = dict[str, Any]
+# Buffers that older writers saved with the weights; they follow from rope_theta.
+_IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 # Where leaves go: None (the default device), one sharding for all of them, or (path, shape) → sharding.
 Sharding = None | jax.sharding.Sharding | Callable[[tuple[str, ...], tuple[int, ...]], Any]
 
@@ -74,16 +76,14 @@ def load_table(
     skipped: tuple[str, ...] = (),
     aliases: Mapping[str, str] | None = None,
     quantize: Scheme | None = None,
-    instead: str = SUPPORTED,
 ) -> Params:
     """Reads every row of the table, tensor by tensor, straight to its device and in `dtype`.
 
     Args:
         skipped: names of the file that are not wanted.  aliases: {other name in the file: name in the table}.
         quantize: which floating matrices to have in eight bits; each is rounded as it is stored, before the next one.
-        instead: which other folders are read, for messages about matrices that are quantized otherwise.
     """
-    stored_names = match_names(tensors, table, skipped, aliases or {}, instead)
+    stored_names = _match_names(tensors, table, skipped, aliases or {})
     params: Params = {}
     progress = Progress("loading weights", len(table))
     for entry in table:
@@ -97,6 +97,39 @@ def load_table(
         _node(params, entry.path)[entry.path[-1]] = leaf
         progress.advance(1)
     return params
+
+
+def _match_names(
+    tensors: hf.Tensors, table: list[Entry], skipped: tuple[str, ...], aliases: Mapping[str, str]
+) -> dict[str, str]:
+    """{name in the table: name in the folder}; one DataError for all that is missing, unknown, doubled or misshaped."""
+    expected = {name: entry for entry in table for name in entry.names}
+    stored_names: dict[str, str] = {}
+    wrong: dict[str, list[str]] = {"missing": [], "unknown": [], "twice": [], "misshaped": []}
+    for name in tensors:
+        if name in skipped or _IGNORED.fullmatch(name):
+            continue
+        target = aliases.get(name, name)
+        if target not in expected:
+            wrong["unknown"].append(name)
+        elif target in stored_names:
+            wrong["twice"].append(f"{stored_names[target]} = {name}")
+        else:
+            stored_names[target] = name
+            stored, wanted, kind = tensors[name], expected[target].stored_shape, expected[target].stored
+            fits = stored.dtype == kind if kind else stored.dtype in FLOATS
+            if stored.shape != wanted or not fits:
+                types = ("", "") if fits else (f"{stored.dtype} ", f"{kind or 'floating'} ")
+                wrong["misshaped"].append(f"{name} {types[0]}{list(stored.shape)} for {types[1]}{list(wanted)}")
+    wrong["missing"] = [name for name in expected if name not in stored_names]
+    if any(wrong.values()):
+        counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
+        untied = LM_HEAD in wrong["missing"] and EMBEDDING in expected
+        hint = " Its tie_word_embeddings is false, so it needs an lm_head." if untied else ""
+        lines = [f"{tensors.folder}: the tensors are not those that config.json describes ({counts}).{hint}"]
+        lines += [f"{kind}: {hf.list_names(names)}" for kind, names in wrong.items() if names]
+        raise DataError("\n".join(lines))
+    return stored_names
 
 
 def quantize_leaf(leaf: jax.Array, dtype: str, sharding: Sharding, path: tuple[str, ...]) -> dict[str, jax.Array]:

@@ -166,13 +166,3 @@ def test_embeddings_that_are_not_the_targets_are_refused(tmp_path, name, tensor)
         load_drafter(folder, target_config(name), "float32", target_path=GOLDEN / name / "target")
     with pytest.raises(DataError, match="no target was given to compare"):
         load_drafter(folder, target_config(name), "float32")
-
-
-def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
-    target = target_config("untied_noshift")
-    theirs = speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False)
-    config, params = load_drafter(theirs, target, "float32")
-    save_drafter(tmp_path / "ours", config, params, "float32", "owner/target")
-    raw = hf.read_config(tmp_path / "ours")
-    assert raw["speculators_model_type"] == "dflash"
-    assert load_drafter(tmp_path / "ours", target, "float32")[0].to_dict() == config.to_dict()

@@ -33,7 +33,7 @@ def test_both_layouts_hold_the_same_drafter(drafter):
 
 def test_a_written_folder_is_the_public_one(drafter, tmp_path):
     """The same tensors, the raw mixer among them, and no key that says something else."""
-    save_drafter(tmp_path, *drafter, "float32", "owner/target")
+    save_drafter(tmp_path, *drafter, "float32")
     written, public = load_file(tmp_path / "model.safetensors"), load_file(FOLDER / "drafter" / "model.safetensors")
     assert set(written) == set(public)
     jax.tree.map(np.testing.assert_array_equal, written, public)
