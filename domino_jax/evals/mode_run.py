@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
-from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.generate import Clock
 from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.bootstrap import Interval, interval, pooled
 
@@ -44,19 +44,19 @@ class ModeRun:
     near_ties: int = 0
     first_divergences: list[Mapping] = dataclasses.field(default_factory=list)
 
-    def add(self, answers: Sequence[Generation], clock: Clock, differing: Sequence[Mapping] | None) -> None:
-        """Counts a group of answers. differing: from plain decoding's, {"near_tie", …} each; None: not compared."""
-        for answer in answers:
-            self.tokens += len(answer.token_ids)
-            self.stopped += answer.finish_reason == "stop"
-            self.histogram.update(answer.accept_lengths)
-            self.emitted.append(sum(answer.accept_lengths))
-            self.rounds.append(len(answer.accept_lengths))
+    def add(self, rows: Sequence[Mapping[str, Any]], clock: Clock, differing: Sequence[Mapping] | None) -> None:
+        """Counts a group by its rows of generations.jsonl. differing: from plain decoding's; None: not compared."""
+        for row in rows:
+            self.tokens += len(row["token_ids"])
+            self.stopped += row["finish_reason"] == "stop"
+            self.histogram.update(row["accept_lengths"])
+            self.emitted.append(sum(row["accept_lengths"]))
+            self.rounds.append(len(row["accept_lengths"]))
         add_clock(self.clock, clock)
         self.group_seconds.append(clock.decode_seconds)
         self.group_tokens.append(clock.decode_tokens)
         if differing is not None:
-            self.compared = (self.compared or 0) + len(answers)
+            self.compared = (self.compared or 0) + len(rows)
             self.diverged += len(differing)
             self.near_ties += sum(entry["near_tie"] for entry in differing)
             self.first_divergences += differing[: LISTED - len(self.first_divergences)]

@@ -50,7 +50,9 @@ def divergences(
             diverged.append(Divergence(index, position, None, False))
             continue
         prefix = [*prompts[index], *first[:position]]
-        logits = logits_after(models, prefix, generator.bucket(len(prefix)))
+        padded = np.zeros((1, generator.bucket(len(prefix))), np.int32)
+        padded[0, : len(prefix)] = prefix
+        logits = np.asarray(_uncached_logits(models, padded, np.int32(len(prefix) - 1)), np.float64)
         candidates = {first[position], second[position]}
         request = generator.request(requests[index])
         margin = choice_margin(logits, len(prefix), request, candidates)
@@ -58,6 +60,16 @@ def divergences(
         limit = near_tie_limit(models.target.dtype, compared, request.sampling)
         diverged.append(Divergence(index, position, margin, margin <= limit))
     return diverged
+
+
+@jax.jit
+def _uncached_logits(models, tokens, place):
+    """float32 [V] after one place of tokens [1, T], by one pass without a cache and without the loop.
+
+    Those of a whole prefix of 4,096 tokens would be 2.5 GB.
+    """
+    hidden = models.run_target(tokens, with_logits=False)["hidden"]
+    return models.unembed(jax.lax.dynamic_slice_in_dim(hidden, place, 1, axis=1))[0, 0]
 
 
 def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams) -> float:
@@ -72,13 +84,6 @@ def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams
         return NEAR_TIE
     unit = 2.0 ** (np.floor(np.log2(max(1e-30, *map(abs, compared)))) - 7)
     return float(2 * unit / (params.temperature or 1.0))
-
-
-def logits_after(models: Pair, prefix: Sequence[int], width: int) -> np.ndarray:
-    """The target's logits float64 [V] after `prefix`, by one uncached pass of `width` tokens, without the loop."""
-    padded = np.zeros((1, width), np.int32)
-    padded[0, : len(prefix)] = prefix
-    return np.asarray(_uncached_logits(models, padded, np.int32(len(prefix) - 1)), np.float64)
 
 
 def choice_margin(logits: np.ndarray, position: int, request: Request, candidates: set[int]) -> float:
@@ -101,13 +106,6 @@ def choice_margin(logits: np.ndarray, position: int, request: Request, candidate
         return max(float(enter[token]), float(obstacles.max()))
 
     return max(margin(token) for token in candidates)
-
-
-@jax.jit
-def _uncached_logits(models, tokens, place):
-    """float32 [V] at one place: of a whole prefix of 4,096 tokens they would be 2.5 GB."""
-    hidden = models.run_target(tokens, with_logits=False)["hidden"]
-    return models.unembed(jax.lax.dynamic_slice_in_dim(hidden, place, 1, axis=1))[0, 0]
 
 
 def edge_distances(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ does not grow with what is generated.
 """
 
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from domino_jax.evals.mode_run import ModeRun, add_clock, figures_of, ratio
 from domino_jax.evals.near_ties import divergences
 from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.round_times import round_split
-from domino_jax.evals.run_files import RunFiles, generation_row, read_generation, write_answers
+from domino_jax.evals.run_files import RunFiles, write_answers
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.pair import Pair
 from domino_jax.runtime import distributed
@@ -73,7 +74,7 @@ def decode_prompts(
 
 def refuse_continuation(files: RunFiles) -> None:
     """Several processes run the same groups, and only process 0 could know which ones an earlier start did."""
-    if from_primary(lambda: bool(files.records)) and jax.process_count() > 1:
+    if from_primary(lambda: files.done) and jax.process_count() > 1:
         raise DominoError(
             "--output holds a decoding, and a run of several processes cannot continue it: choose another --output, or"
             " continue it with one process."
@@ -95,30 +96,13 @@ def measure_concurrency(
     return levels
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Prompts of one task that run together. first: the place of the first one among all prompts."""
-
-    number: int
-    first: int
-    prompts: Sequence[Prompt]
-
-    @property
-    def task(self) -> str | None:
-        return self.prompts[0].task
-
-    @property
-    def turns(self) -> int:
-        return sum(prompt.turns_left for prompt in self.prompts)
-
-
-def plan_groups(prompts: Sequence[Prompt], batch_size: int) -> list[Group]:
+def plan_groups(prompts: Sequence[Prompt], batch_size: int) -> list[Sequence[Prompt]]:
     """Groups in the order of the prompts; none holds prompts of two tasks."""
     size = BATCHES_IN_A_GROUP * batch_size if batch_size > 1 else 1
     groups, start = [], 0
     for end in range(1, len(prompts) + 1):
         if end == len(prompts) or prompts[end].task != prompts[start].task or end - start == size:
-            groups.append(Group(len(groups), start, prompts[start:end]))
+            groups.append(prompts[start:end])
             start = end
     return groups
 
@@ -130,18 +114,15 @@ class Measured:
         self.runs = {mode: ModeRun() for mode in modes}
         self.tasks: dict[str, dict[str, ModeRun]] = {}
 
-    def add(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Counts a group: its record in progress.jsonl and its rows of generations.jsonl."""
-        answers: dict[str, list[Generation]] = {mode: [] for mode in self.runs}
-        for row in rows:
-            answers[row["mode"]].append(read_generation(row))
+    def add(self, group: Mapping[str, Any]) -> None:
+        """Counts a group, as Runner.decode_group returns it."""
         sums = [self.runs]
-        if record["task"] is not None:
-            sums.append(self.tasks.setdefault(record["task"], {mode: ModeRun() for mode in self.runs}))
-        for runs in sums:
-            for mode, run in runs.items():
-                figures = record["modes"][mode]
-                run.add(answers[mode], Clock(**figures["clock"]), figures["divergences"])
+        if group["task"] is not None:
+            sums.append(self.tasks.setdefault(group["task"], {mode: ModeRun() for mode in self.runs}))
+        for mode, figures in group["modes"].items():
+            rows = [row for row in group["rows"] if row["mode"] == mode]
+            for runs in sums:
+                runs[mode].add(rows, Clock(**figures["clock"]), figures["divergences"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,35 +140,35 @@ class Runner:
 
     def run(self, prompts: Sequence[Prompt], files: RunFiles | None = None) -> Measured:
         """Decodes all prompts; groups that `files` holds from earlier starts are counted and not run again."""
-        modes, measured, done = self.modes, Measured(self.modes), len(files.records) if files else 0
+        measured, done = Measured(self.modes), files.done if files else 0
         groups = plan_groups(prompts, self.generator.settings.batch_size)
-        for record, rows in files.replay() if files else ():
-            measured.add(record, rows)
-        total, before = (sum(group.turns for group in some) * len(modes) for some in (groups, groups[:done]))
+        for group in files.replay() if files else ():
+            measured.add(group)
+        answers = [len(self.modes) * sum(prompt.turns_left for prompt in group) for group in groups]
         name = f"decode, {self.generator.settings.batch_size} at a time"
-        progress = Progress(name, total=total, done=before)
-        for group in groups[done:]:
-            record, rows = self.decode_group(group)
+        progress = Progress(name, total=sum(answers), done=sum(answers[:done]))
+        for number in range(done, len(groups)):
+            group = self.decode_group(number, groups[number])
             if files:
-                files.append(record, rows)
-            measured.add(record, rows)
-            progress.advance(group.turns * len(modes), group.task or "")
+                files.append(group)
+            measured.add(group)
+            progress.advance(answers[number], group["task"] or "")
         return measured
 
-    def decode_group(self, group: Group) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Decodes one group in all modes, turn by turn: its record and its rows of generations.jsonl.
+    def decode_group(self, number: int, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Decodes one group in all modes, turn by turn.
 
         The history of a later turn holds the first mode's answer, plain decoding's if there is one. The group's number
         determines which mode begins: so a noisy machine disturbs all modes alike.
+
+        Returns:
+            JSON values: "task", "modes" (by mode its "clock" and its "divergences" from plain decoding, None where it
+            is not compared) and "rows" of generations.jsonl.
         """
-        modes, start = self.modes, group.number % len(self.modes)
-        reference, *others = modes
-        compared = others if reference == BASELINE else []
-        clocks = {mode: Clock() for mode in modes}
-        differing = {mode: [] if mode in compared else None for mode in modes}
-        rows, turns = [], list(enumerate(group.prompts, group.first))
-        while turns:
-            prompts = [prompt for _, prompt in turns]
+        modes, start, task = self.modes, number % len(self.modes), prompts[0].task
+        clocks, rows = {mode: Clock() for mode in modes}, []
+        differing = {mode: None if modes[0] != BASELINE or mode == BASELINE else [] for mode in modes}
+        while prompts:
             ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
             answers = {}
             for mode in (*modes[start:], *modes[:start]):
@@ -196,21 +177,24 @@ class Runner:
                     clocks[mode].compile_seconds += clock.compile_seconds
                     answers[mode], clock = self.generator.generate(self.models, ids, mode, requests)
                 add_clock(clocks[mode], clock)
+            reference = answers[modes[0]]
             for mode in modes:
-                for prompt, answer in zip(prompts, answers[mode], strict=True):
-                    rows.append(generation_row(prompt.answer_id, mode, answer, self.codec.decode(answer.token_ids)))
-            for mode in compared:
-                both = answers[reference], answers[mode]
-                for entry in divergences(self.models, self.generator, ids, *both, requests):
-                    place, prompt = turns[entry.prompt]
-                    differing[mode].append({**entry._asdict(), "prompt": place, "id": prompt.answer_id})
-            turns = [
-                (place, prompt.next_turn(self.codec.decode(answer.token_ids), self.codec))
-                for (place, prompt), answer in zip(turns, answers[reference], strict=True)
+                rows += map(self.generation_row, prompts, itertools.repeat(mode), answers[mode])
+                if differing[mode] is not None:
+                    found = divergences(self.models, self.generator, ids, reference, answers[mode], requests)
+                    differing[mode] += [{**one._asdict(), "prompt": prompts[one.prompt].answer_id} for one in found]
+            prompts = [
+                prompt.next_turn(self.codec.decode(answer.token_ids), self.codec)
+                for prompt, answer in zip(prompts, reference, strict=True)
                 if prompt.later_turns
             ]
         figures = {mode: {"clock": vars(clocks[mode]), "divergences": differing[mode]} for mode in modes}
-        return {"group": group.number, "task": group.task, "modes": figures}, rows
+        return {"task": task, "modes": figures, "rows": rows}
+
+    def generation_row(self, prompt: Prompt, mode: str, answer: Generation) -> dict[str, Any]:
+        text = self.codec.decode(answer.token_ids)
+        named = {"id": prompt.answer_id, "mode": mode, "token_ids": answer.token_ids, "text": text}
+        return {**named, "accept_lengths": answer.accept_lengths, "finish_reason": answer.finish_reason}
 
     def time_rounds(self, prompts: Sequence[Prompt]) -> dict[str, dict[str, Any]]:
         """By mode that drafts: {"time_split", "break_even_tau"} of the report."""

@@ -38,21 +38,19 @@ class RunInfo:
     source: PromptSource
 
     def origin(self) -> dict[str, Any]:
-        """JSON values by section; a folder is continued for these alone."""
-        return {
-            "settings": self.requested.as_json(),
-            "target": self.target,
-            "drafter": self.drafter,
-            "prompts": {**dataclasses.asdict(self.source), "tasks": list(self.source.tasks)},
-        }
+        """What decides what is decoded, as JSON values by section; paths and file names do not count."""
+        models = {"target": {**self.target}, "drafter": {**(self.drafter or {})}}
+        for model in models.values():
+            model.pop("path", None)
+        return {"settings": self.requested.as_json(), **models, "prompts": {"sha256": self.source.sha256}}
 
     def as_json(self, target: LoadedTarget, models: Pair, settings: DecodeSettings, prompts: int) -> dict[str, Any]:
         """The sections of report.json that hold no figures. settings: in effect.  prompts: how many."""
-        origin, config = self.origin(), models.drafter and models.drafter.config
+        config = models.drafter and models.drafter.config
         widths = settings.round_widths(config) if config else {}
         template = target.tokenizer.chat_template if target.tokenizer is not None else None
         drafter = config and {
-            **origin["drafter"],
+            **self.drafter,
             "head": config.head,
             "block_size": config.block_size,
             "shift_label": config.shift_label,
@@ -61,9 +59,10 @@ class RunInfo:
             "draft_vocab_bytes": copied_bytes(models.drafter_params) if settings.drafting.draft_vocab else 0,
         }
         return {
-            **origin,
-            "prompts": {**origin["prompts"], "count": prompts},
+            "settings": self.requested.as_json(),
+            "target": self.target,
             "drafter": drafter,
+            "prompts": {**dataclasses.asdict(self.source), "tasks": list(self.source.tasks), "count": prompts},
             "dtype": settings.dtype,
             "thinking": settings.thinking,
             "stop_ids": list(target.stop_ids),

@@ -1,6 +1,6 @@
 """Hand-made runs of two modes, and the report of them."""
 
-from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.generate import Clock
 from domino_jax.evals.mode_run import ModeRun
 from domino_jax.evals.report import build_report
 from domino_jax.evals.run_info import PromptSource, RunInfo
@@ -19,8 +19,9 @@ def sections_of(target=TARGET, **settings) -> dict:
     return info.as_json(loaded, models, changed, 2)
 
 
-def answer(tokens, accepts=(), reason="length") -> Generation:
-    return Generation(list(range(tokens)), list(accepts), reason)
+def answer(tokens, accepts=(), reason="length") -> dict:
+    """A row of generations.jsonl."""
+    return {"token_ids": list(range(tokens)), "accept_lengths": list(accepts), "finish_reason": reason}
 
 
 PLAIN = [answer(9), answer(6, reason="stop")]
@@ -33,7 +34,7 @@ def run_of(answers, clock, found=None) -> ModeRun:
     for index, one in enumerate(answers):
         share = {name: value / len(answers) for name, value in vars(clock).items() if name != "widths"}
         differing = None if found is None else [entry for entry in found if entry["prompt"] == index]
-        run.add([one], Clock(**{**share, "decode_tokens": len(one.token_ids) - 1}), differing)
+        run.add([one], Clock(**{**share, "decode_tokens": len(one["token_ids"]) - 1}), differing)
     return run
 
 

@@ -25,7 +25,7 @@ def test_a_chat_in_several_processes_is_refused_before_anything_is_loaded(monkey
 def test_a_decoding_is_not_continued_by_several_processes(tmp_path, monkeypatch):
     with RunFiles(tmp_path, {}) as files:
         run.refuse_continuation(files)
-        files.append({"group": 0}, [])
+        files.append({"rows": []})
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(run, "from_primary", lambda work: work())
     with RunFiles(tmp_path, {}) as files, pytest.raises(DominoError, match="--output"):
