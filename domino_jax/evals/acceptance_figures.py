@@ -18,8 +18,6 @@ from domino_jax.decoding.evaluate import WIDTHS
 from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.method.exact import Accepted
 
-BINS = 10  # of the probabilities in a calibration
-
 
 def widths_of(most: int) -> tuple[int, ...]:
     """The numbers of drafts a round that get figures: WIDTHS below `most`, and `most`, all drafts of the block."""
@@ -43,7 +41,6 @@ def acceptance_figures(answers: Sequence[TargetAnswer], accepted: Sequence[Accep
         "tau_backbone": backbone,
         "rounds": int(rounds[most].sum()),
         "accept_by_position": accept_rates(accept_histogram(lengths, most + 1))[0],
-        "calibration": calibration(accepted),
         "tasks": _by_task(answers, emitted, rounds),
     }
 
@@ -88,29 +85,6 @@ def pairs(accepted: Mapping[str, Sequence[Accepted]]) -> list[dict[str, Any]]:
             difference = tau(emitted, rounds[0]) - tau(emitted, rounds[1])
             by_width[str(width)] = {"difference": difference, "interval": bounds}
         table.append({"drafters": [first, second], "tau": by_width})
-    return table
-
-
-def calibration(accepted: Sequence[Accepted]) -> list[dict[str, Any]]:
-    """How far a drafter's probabilities can be trusted: drafts in bins of the probability that it gives to all drafts
-    of their round up to them, the mean of these beside the share that was accepted.
-
-    Every token of an answer begins a round here. Drafts after the end of an answer do not count. Bins without drafts
-    are left out.
-    """
-    predicted, right = [], []
-    for answer in accepted:
-        count, most = answer.log_q.shape
-        inside = np.arange(count)[:, None] + np.arange(most) < count
-        predicted.append(np.exp(np.cumsum(answer.log_q, axis=1, dtype=np.float64))[inside])
-        right.append((answer.drafts[:, None] > np.arange(most))[inside])
-    probabilities, right = np.concatenate(predicted), np.concatenate(right)
-    bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
-    table = []
-    for index in np.unique(bins):
-        here = bins == index
-        means = {"predicted": float(probabilities[here].mean()), "accepted": float(right[here].mean())}
-        table.append({**means, "drafts": int(here.sum())})
     return table
 
 

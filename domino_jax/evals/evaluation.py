@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from domino_jax.decoding.answers import TargetAnswer
 from domino_jax.evals.acceptance_figures import acceptance_figures, pairs, speedups
 from domino_jax.evals.page import write_page
@@ -20,7 +22,6 @@ FORMAT = 1  # of evaluation.json
 LINES = (*dict.fromkeys(COLOURS.values()), OTHER, "#CC79A7", "#D55E00")  # each once: draft and domino share one
 PAIRED = "τ of the first drafter minus τ of the second, with 95 % intervals by the bootstrap over answers."
 POSITIONS = "Share of rounds that kept the draft, with all drafts of a round."
-CALIBRATED = "Mean probability that a drafter gives to its drafts so far / share that was accepted."
 SPEEDUPS = "τ × seconds of a plain step ÷ seconds of a round."
 
 
@@ -74,7 +75,7 @@ def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
         folder,
         "evaluation",
         evaluation,
-        _pictures(shown),
+        {"tau.png": _picture(shown)},
         heading="Evaluation of drafters",
         title=headline(evaluation),
         facts={"target": target_name(evaluation["target"]), **facts, "answers": evaluation["answers"]["source"]},
@@ -122,40 +123,49 @@ def _note(evaluation: Mapping[str, Any]) -> str:
 
 def tau_rows(evaluation: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
     """Cells, heading first: a row for each drafter, a column for each number of drafts; `spread` adds intervals."""
-    widths = _all_widths(evaluation)
-    rows = [["τ by drafts of a round", *widths, "backbone alone"]]
-    for name, figures in evaluation["drafters"].items():
-        bounds = figures["intervals"] if spread else {}
-        cells = (fmt(figures["tau"].get(width), ".3f") + brackets(bounds.get(width), ".2f") for width in widths)
-        rows.append([name, *cells, fmt(figures["tau_backbone"], ".3f")])
-    return rows
+    drafters = evaluation["drafters"]
+    cells = {
+        name: {
+            width: fmt(tau, ".3f") + brackets(figures["intervals"][width] if spread else None, ".2f")
+            for width, tau in figures["tau"].items()
+        }
+        for name, figures in drafters.items()
+    }
+    heading, *rows = _rows_by_width("τ by drafts of a round", cells)
+    alone = [fmt(figures["tau_backbone"], ".3f") for figures in drafters.values()]
+    return [[*heading, "backbone alone"], *([*row, cell] for row, cell in zip(rows, alone, strict=True))]
 
 
-def _all_widths(evaluation: Mapping[str, Any]) -> list[str]:
-    return sorted({width for figures in evaluation["drafters"].values() for width in figures["tau"]}, key=int)
+def _rows_by_width(heading: str, cells: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """cells: by the name of a row and the drafts of a round."""
+    widths = sorted({width for row in cells.values() for width in row}, key=int)
+    return [
+        [heading, *widths],
+        *([name, *(row.get(width, NOTHING) for width in widths)] for name, row in cells.items()),
+    ]
 
 
 def sections(evaluation: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]]:
     """(heading, a sentence, cells) of the tables after the first one."""
-    drafters = evaluation["drafters"]
-    parts = [("Acceptance by draft position", POSITIONS, position_rows(drafters))]
+    drafters, parts = evaluation["drafters"], []
     if evaluation["pairs"]:
-        parts.insert(0, ("Differences", PAIRED, pair_rows(evaluation["pairs"])))
+        cells = {" − ".join(pair["drafters"]): _differences(pair["tau"]) for pair in evaluation["pairs"]}
+        parts.append(("Differences", PAIRED, _rows_by_width("drafters", cells)))
+    parts.append(("Acceptance by draft position", POSITIONS, position_rows(drafters)))
     if any(figures["tasks"] for figures in drafters.values()):
         parts.append(("By task", "τ with all drafts of a round.", task_rows(drafters)))
     if any(figures["speedup"] for figures in drafters.values()):
-        parts.append(("Speed-up over plain decoding by drafts of a round", SPEEDUPS, speedup_rows(evaluation)))
-    return [*parts, ("Calibration", CALIBRATED, calibration_rows(drafters))]
+        speedups = {name: figures["speedup"] or {} for name, figures in drafters.items()}
+        cells = {name: {width: f"{gain:.2f} ×" for width, gain in row.items()} for name, row in speedups.items()}
+        rows = _rows_by_width("drafts of a round", cells)
+        parts.append(("Speed-up over plain decoding by drafts of a round", SPEEDUPS, rows))
+    return parts
 
 
-def pair_rows(table: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    widths = sorted({width for pair in table for width in pair["tau"]}, key=int)
-    rows = [["drafters", *widths]]
-    for pair in table:
-        values = [pair["tau"].get(width, {"difference": None, "interval": None}) for width in widths]
-        cells = (fmt(value["difference"], "+.3f") + brackets(value["interval"], "+.2f") for value in values)
-        rows.append([" − ".join(pair["drafters"]), *cells])
-    return rows
+def _differences(taus: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        width: fmt(value["difference"], "+.3f") + brackets(value["interval"], "+.2f") for width, value in taus.items()
+    }
 
 
 def position_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -175,42 +185,10 @@ def task_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def speedup_rows(evaluation: Mapping[str, Any]) -> list[list[str]]:
-    widths = _all_widths(evaluation)
-    rows = [["drafts of a round", *widths]]
-    for name, figures in evaluation["drafters"].items():
-        speedup = figures["speedup"] or {}
-        rows.append([name, *(fmt(speedup.get(width), ".2f", " ×") for width in widths)])
-    return rows
-
-
-def calibration_rows(drafters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    rows = [["probability", *drafters]]
-    columns = [
-        {min(int(10 * part["predicted"]), 9): part for part in figures["calibration"]} for figures in drafters.values()
-    ]
-    for tenth in sorted(set().union(*columns)):
-        bins = [column.get(tenth) for column in columns]
-        cells = (f"{part['predicted']:.2f} / {part['accepted']:.2f}" if part else NOTHING for part in bins)
-        rows.append([f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", *cells])
-    return rows
-
-
-# ----------------------------------------------------------------------------------------------------- pictures
-
-
-def _pictures(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """τ by the drafts of a round, and the calibration, of every drafter."""
+def _picture(evaluation: Mapping[str, Any]) -> Figure:
+    """τ by the drafts of a round, of every drafter."""
     drafters = evaluation["drafters"]
     colours = dict(zip(drafters, itertools.cycle(LINES), strict=False))
     taus = {name: [(int(width), tau) for width, tau in figures["tau"].items()] for name, figures in drafters.items()}
-    shares = {
-        name: [(part["predicted"], part["accepted"]) for part in figures["calibration"]]
-        for name, figures in drafters.items()
-    }
     axes = {"title": "τ by the drafts of a round", "xlabel": "drafts of a round", "ylabel": "tokens per round"}
-    pictures = {"tau.png": draw_lines(taus, colours, **axes)}
-    axes = {"title": "Calibration", "xlabel": "probability of the drafts so far", "ylabel": "share accepted"}
-    pictures["calibration.png"] = draw_lines(shares, colours, **axes)
-    pictures["calibration.png"].axes[0].plot([0, 1], [0, 1], color="#999999", linewidth=1, zorder=1)
-    return pictures
+    return draw_lines(taus, colours, **axes)

@@ -26,7 +26,7 @@ from domino_jax.evals.page import write_page
 from domino_jax.evals.tables import notes_of, page_parts, rows_of, title
 from domino_jax.models.kernels import REFUSED
 from domino_jax.runtime.environment import usable_cores
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import read_json
 from domino_jax.runtime.small_models import has_one_thread
@@ -35,7 +35,7 @@ REPORT = "report.json"
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 LONGEST = 1_000  # columns of a table; a narrower terminal breaks its lines
-FORMAT = 4  # of report.json; a file of another one is refused
+FORMAT = 4  # of report.json
 
 
 def build_report(
@@ -106,14 +106,9 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def read_report(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """The report of a finished run, None when there is none. DataError: it is damaged, or of another version."""
+    """The report of a finished run, None when there is none. DataError: it is damaged."""
     path = epath.Path(folder) / REPORT
-    if not path.is_file():
-        return None
-    report = read_json(path)
-    if "format" not in report or report["format"] != FORMAT:
-        raise DataError(f"{path} was written by another version; choose another folder.")
-    return report
+    return read_json(path) if path.is_file() else None
 
 
 def output_folder(path: str) -> Path:
