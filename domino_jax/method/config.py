@@ -111,9 +111,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
         fields = read_decoder_fields(raw)
         fields |= read_fields(cls, raw, nested, cls.needed, cls.head if cls.has_head else DFLASH)
         fields |= {name: value for name, value in cls.fixed.items() if name in fields}
-        kinds, window, whole = read_windows(raw, nested)
-        if whole and fields["is_causal"] is None:
-            fields["is_causal"] = False
+        kinds, window = read_windows(raw)
         config = cls(**fields, layer_types=kinds, sliding_window=window)
         config.check()
         return config

@@ -9,8 +9,7 @@ from domino_jax.runtime.errors import ConfigError, DataError, quote
 from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
-SLIDING, FULL = "sliding_attention", "full_attention"  # of layer_types
-MAX_WINDOW_LAYERS = 28  # the default in transformers
+SLIDING = "sliding_attention"  # of layer_types
 # Keys with which SGLang, vLLM, modelopt or z-lab's code compute something else with the same tensors, or nearly, and
 # the values without effect. These are keys of a layer, of all drafters.
 LAYER_VARIANTS = {
@@ -26,6 +25,7 @@ LAYER_VARIANTS = {
     "gating": (False, "disabled"),
     "bias": (False,),
     "logit_scale": (1.0,),
+    "use_swa": (False,),
 }
 _VARIANTS = LAYER_VARIANTS | {
     "projector_type": (DFLASH,),
@@ -105,28 +105,16 @@ def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> boo
     return agree(stated)
 
 
-def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str, ...], int | None, bool]:
-    """(layer_types, the window that they use, whether layers read their whole block where the file does not say it).
-
-    Without a sliding layer in layer_types, vLLM's and modelopt's use_swa makes all of them sliding. Without layer_types
-    transformers makes them sliding from max_window_layers on, where use_sliding_window is true.
-    """
-    layers, kinds = raw["num_hidden_layers"], tuple(map(str, read_list("layer_types", raw.get("layer_types") or ())))
-    window, used = read_key(raw, {}, "sliding_window"), read_switch(raw, {}, "use_sliding_window")
-    whole = bool(read_switch(raw, nested, "use_swa")) and SLIDING not in kinds
-    if whole or (SLIDING in kinds and used is not False):
-        swa = read_key(raw, nested, "swa_window_size")
-        used, window = True, agree({"sliding_window": window, "swa_window_size": swa})
+def read_windows(raw: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
+    """(layer_types, the window that sliding layers have; None where the file has no window or does not use it)."""
+    kinds = tuple(map(str, read_list("layer_types", raw.get("layer_types") or ())))
+    window, used = raw.get("sliding_window"), read_switch(raw, {}, "use_sliding_window")
     if window is not None:
         integer("sliding_window", window)
-    window = window if window and used else None
-    if whole:
-        kinds = (SLIDING,) * layers
-    elif window and not kinds:
-        first = raw.get("max_window_layers")
-        first = MAX_WINDOW_LAYERS if first is None else integer("max_window_layers", first)
-        kinds = tuple(SLIDING if layer >= first else FULL for layer in range(layers))
-    return kinds, window, whole
+    if used and window and not kinds:
+        raise ConfigError(f"has sliding_window {window} and no layer_types; add the kinds of its layers.")
+    slides = used is True or (SLIDING in kinds and used is None)
+    return kinds, window if window and slides else None
 
 
 # ------------------------------------------------------------------------------------------------------- other drafters

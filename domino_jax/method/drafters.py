@@ -11,7 +11,6 @@ drafting differs with and without a backbone (propose.py).
     extend_context(cache, TargetRows, slots) -> the cache with the rows that the target has read
 """
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -25,9 +24,7 @@ from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.method.heads.xpress import XpressConfig
-from domino_jax.runtime.errors import DataError, quote, warn_once
-
-log = logging.getLogger(__name__)
+from domino_jax.runtime.errors import DataError, quote
 
 _CONFIGS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config)
 CONFIGS = {config.head: config for config in _CONFIGS}  # {config.drafter.head: the config of such a drafter}
@@ -42,12 +39,9 @@ def config_class(raw: dict[str, Any], tensors: Collection[str] = ()) -> type[Any
     tensors: names in the folder, by which alone a drafter may differ from a target.
     """
     # All block drafters have the keys of plain DFlash.
-    known = [config for config in reversed(CONFIGS.values()) if config.matches(raw, tensors)]
-    titles = [config.title for config in known if config is not DrafterConfig]
-    if len(titles) > 1:
-        warn_once(log, f"a drafter's config.json has the keys of {' and '.join(titles)}: it is read as {titles[0]}.")
+    known = next((config for config in reversed(CONFIGS.values()) if config.matches(raw, tensors)), None)
     if known:
-        return known[0]
+        return known
     stated = ", ".join(f"{key} {quote(raw.get(key))}" for key in ("architectures", "model_type"))
     shown = ", ".join(sorted(tensors)[:SHOWN]) or "none"
     raise DataError(

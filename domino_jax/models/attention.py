@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.models import gpu_attention, tpu_attention
-from domino_jax.models.kernels import REFUSED
-from domino_jax.models.long_attention import attend_long
+from domino_jax.models.long_attention import REFUSED, attend_long
 from domino_jax.models.shapes import MASKED, Mask
 from domino_jax.models.slices import cut, join
 

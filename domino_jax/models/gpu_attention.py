@@ -33,18 +33,7 @@ def applies(q: jax.Array, k: jax.Array) -> bool:
     if not supported(q, k) or q.shape[3] not in WIDTHS or rows_of(q, k) > MOST_ROWS or k.shape[2] % STEP:
         return False
     heads = heads_per_chip(k)
-    if scores_per_chip(q, k) <= FEW_SCORES or heads * part_count(heads, k.shape[2]) < FEWEST_PROGRAMS:
-        return False
-    return multiplies_bfloat16(jax.devices()[0])
-
-
-def multiplies_bfloat16(device: jax.Device) -> bool:
-    """False for an NVIDIA GPU before Ampere, for which the kernel does not compile.
-
-    Other devices count as supported, because the kernel is only selected on CUDA.
-    """
-    major = str(getattr(device, "compute_capability", "")).partition(".")[0]
-    return not major.isdigit() or int(major) >= 8
+    return scores_per_chip(q, k) > FEW_SCORES and heads * part_count(heads, k.shape[2]) >= FEWEST_PROGRAMS
 
 
 def part_count(heads: int, slots: int) -> int:

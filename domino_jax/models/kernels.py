@@ -1,14 +1,11 @@
-"""Which Pallas kernels this process' devices may use. Skip this file at first reading.
+"""The check of the Pallas kernels on the devices of this process. Skip this file at first reading.
 
-Interpreters and compilers for absent devices are most of what vouches for the kernels. So each is tried on the first
-device of its kind, on small random inputs, against XLA's form of it.
+Interpreters and compilers for absent devices are most of what vouches for the kernels. So each kernel is run once on
+each kind of device, on small random inputs, and compared with XLA's form.
 """
 
 import functools
-import hashlib
 import logging
-import pathlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,68 +14,54 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from domino_jax.models import attention, gpu_experts, moe, quantized
+from domino_jax.models.long_attention import REFUSED
 from domino_jax.runtime.agreement import from_primary
-from domino_jax.runtime.environment import device_name
+from domino_jax.runtime.environment import code_digest, device_name
 from domino_jax.runtime.errors import first_line
 from domino_jax.runtime.json_files import read_json, write_json
 
-REFUSED: dict[str, str] = {}  # kernel → why XLA's form is used instead; read while programs are traced
-SECONDS = 300  # of a trial with its compilation
 ROUNDING = 2**-6  # that two forms may differ by, of the largest value: a few roundings to bfloat16
-Trial = tuple[Callable, Callable, tuple]  # the kernel, XLA's form, and what both are called with
+Trial = tuple[Callable, Callable, tuple]  # the kernel, XLA's form, and the arguments of both
 log = logging.getLogger(__name__)
 
 
 @functools.cache
 def refuse_faulty() -> None:
     """Fills REFUSED, the same in every process, before the first program is traced. Nothing is run on CPUs."""
-    platform, device = jax.default_backend(), jax.devices()[0]
+    platform = jax.default_backend()
     if platform != "cpu":
         REFUSED.update(from_primary(lambda: judge(trials(platform))))
     for name, reason in REFUSED.items():
-        versions = f"jax {jax.__version__}, {' '.join(device.client.platform_version.split())}"
-        log.warning("The kernel for %s is not used on %s: %s (%s).", name, device.device_kind, reason, versions)
+        log.warning("The kernel for %s is not used on %s: %s.", name, jax.devices()[0].device_kind, reason)
 
 
 def judge(trials: dict[str, Trial]) -> dict[str, str]:
-    """{kernel that fails: why}. Verdicts are kept beside the compiled programs, by devices, versions and modules."""
-    modules = sorted(pathlib.Path(__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in modules)).hexdigest()[:12]
+    """{kernel that fails: why}. Verdicts are stored beside the compiled programs, by devices, versions and code."""
     folder = jax.config.jax_compilation_cache_dir
-    file = epath.Path(folder) / f"kernels-{device_name()}-{digest}.json" if folder else None
-    known = read_json(file) if file and file.exists() else {}
-    for name in trials.keys() - known.keys():
-        # The first verdict is for the next start, if the trial ends this process.
-        for verdict in (lambda *_: "its trial did not end", fault_of):
-            known[name] = verdict(*trials[name])
-            if file:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(file, known)
-    return {name: reason for name, reason in known.items() if reason}
+    file = epath.Path(folder) / f"kernels-{device_name()}-{code_digest()}.json" if folder else None
+    if file and file.exists():
+        return read_json(file)
+    faults = {name: fault_of(*trial) for name, trial in trials.items()}
+    faults = {name: fault for name, fault in faults.items() if fault}
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, faults)
+    return faults
 
 
 def fault_of(kernel: Callable, plain: Callable, arguments: tuple) -> str:
-    """What is wrong with a kernel; "" for nothing. It runs in a thread, which has no mesh and can be left behind."""
-    results = []
-
-    def run() -> None:
-        try:
-            ours, theirs = (np.asarray(jax.jit(form)(*arguments), np.float32) for form in (kernel, plain))
-            share = np.abs(ours - theirs).max() / np.abs(theirs).max()
-            results.append("" if share <= ROUNDING else f"it is {share:.2g} of the largest value off")
-        except Exception as error:  # compilers and devices raise classes of their own
-            results.append(f"it failed ({first_line(error)})")
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    return results[0] if results else f"its trial did not end in {SECONDS} s"
+    """Describes what is wrong with a kernel; "" if it is right."""
+    try:
+        ours, theirs = (np.asarray(jax.jit(form)(*arguments), np.float32) for form in (kernel, plain))
+    except Exception as error:  # compilers and devices raise classes of their own
+        return f"it failed ({first_line(error)})"
+    share = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    return "" if share <= ROUNDING else f"it is {share:.2g} of the largest value off"
 
 
 def trials(platform: str, interpret: bool = False) -> dict[str, Trial]:
-    """The trials of a platform's kernels, by the names that the forms look up in REFUSED."""
-    from domino_jax.models import attention, gpu_attention, gpu_experts, moe, quantized  # which read REFUSED
-
+    """The trials of a platform's kernels, by the names under which REFUSED is read."""
     rng = np.random.default_rng(0)
 
     def floats(*shape: int) -> np.ndarray:
@@ -96,8 +79,8 @@ def trials(platform: str, interpret: bool = False) -> dict[str, Trial]:
     cache = (floats(1, 2, 6_400, 128), floats(1, 2, 6_400, 128), floats(1, 17, 6_400) > 0)
     attend = functools.partial(attention.attend_long, form, interpret=interpret)
     of_attention = {"attention": (attend, attention.attend, (floats(1, 8, 17, 128), *cache))}
-    if platform == "tpu" or not gpu_attention.multiplies_bfloat16(jax.devices()[0]):
-        return of_attention if platform == "tpu" else {}  # no kernel is used on older GPUs
+    if platform == "tpu":
+        return of_attention
     tiles = (floats(17, 512), in_eight_bits("float8_e4m3fn", (4, 2), 512, 256))
     return of_attention | {
         "matrices in tiles": (functools.partial(quantized.by_kernel, interpret=interpret), quantized.by_tiles, tiles),

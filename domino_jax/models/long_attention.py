@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from domino_jax.models.shapes import Mask
 from domino_jax.models.sharding import LOGICAL, shards
 
+REFUSED: dict[str, str] = {}  # kernel → why XLA's form is used instead (kernels.py); read while programs are traced
 BITS = 32  # rows whose mask bits share one integer
 # (q [B, K, R·T, H], k, v [B, K, S, H], words int32 [B, W, S], T, interpret) → as q
 KernelCall = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int, bool], jax.Array]

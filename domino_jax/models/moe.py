@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec
 
 from domino_jax.models import gpu_experts, quantized, sharding
 from domino_jax.models.decoder_config import check_size, expect, read_switch
-from domino_jax.models.kernels import REFUSED
 from domino_jax.models.layers import INIT_STD, Linear, Matrix, multiply
+from domino_jax.models.long_attention import REFUSED
 from domino_jax.runtime.errors import ConfigError
 
 Matrices = Mapping[str, Matrix]

@@ -19,8 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from domino_jax.models import long_attention
-from domino_jax.models.gpu_attention import multiplies_bfloat16
-from domino_jax.models.kernels import REFUSED
+from domino_jax.models.long_attention import REFUSED
 from domino_jax.models.sharding import on_mesh
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
@@ -91,7 +90,7 @@ def product(x: jax.Array, matrix: Mapping[str, jax.Array], once: bool = False) -
     if rows > FEW_ROWS:
         return _by_copy(x, matrix)
     forms = {"cpu": _by_copy, "default": by_tiles}
-    if "matrices in tiles" not in REFUSED and kernel_applies(x):
+    if "matrices in tiles" not in REFUSED and x.dtype == jnp.bfloat16 and not on_mesh():
         forms["cuda"] = functools.partial(by_kernel, interpret=False)
     out = jax.lax.platform_dependent(x.reshape(rows, -1), matrix, **forms)
     return out.reshape(*x.shape[:-1], -1)
@@ -115,10 +114,6 @@ def by_tiles(x: jax.Array, matrix: Mapping[str, jax.Array]) -> jax.Array:
 
 
 # ---------------------------------------------------------------------------------------------- the kernel for GPUs
-
-
-def kernel_applies(x: jax.Array) -> bool:
-    return x.dtype == jnp.bfloat16 and not on_mesh() and multiplies_bfloat16(jax.devices()[0])
 
 
 def by_kernel(x: jax.Array, matrix: Mapping[str, jax.Array], interpret: bool) -> jax.Array:

@@ -6,21 +6,16 @@ target's.
 
 import dataclasses
 import functools
-import logging
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from domino_jax.method.config import DrafterConfig
-from domino_jax.method.config_keys import read_key, section
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, config_class, new_drafter
-from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, rename, table_of
-from domino_jax.runtime.errors import warn_once
 from domino_jax.weights import hf, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
@@ -29,22 +24,7 @@ from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # Other names in public files. Early files and speculators keep a head's tensors under these.
 HEAD_PREFIXES = ("logit_head.", "logits_correction.")
-# {head: {how names of its tensors begin: how they begin elsewhere}}: in modelopt, in speculators, in vLLM.
-OTHER_NAMES = {
-    "markov": {"markov_head.": "", "confidence_head.proj.": "confidence_proj."},
-    "xpress": {
-        "xpress_head.w1": "refiner_head.token_embed",
-        "xpress_head.w2": "refiner_head.readout",
-        "xpress_head.mix.L": "refiner_head.mix_l",
-        **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
-        "xpress_head.": "refiner_head.",
-    },
-    "eagle3": {"midlayer.": "layers.0."},
-}
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
-MODELOPT_THETA = 10_000.0
-
-log = logging.getLogger(__name__)
 
 
 @functools.lru_cache(maxsize=16)  # tracing takes half a second
@@ -81,7 +61,7 @@ def aliases(config: AnyConfig, table: list[Entry]) -> dict[str, str]:
     names = {prefix + name: name for prefix in HEAD_PREFIXES for name in head}
     # Tables as modules of embeddings: DFlash2's in z-lab's loader and in a branch of speculators.
     names |= {f"{name}.weight": name for name in head if not name.endswith((".weight", ".bias"))}
-    return names | {rename(entry.name, OTHER_NAMES.get(config.head, {})): entry.name for entry in table}
+    return names | {rename(entry.name, speculators.OTHER_NAMES.get(config.head, {})): entry.name for entry in table}
 
 
 def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
@@ -93,14 +73,6 @@ def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
             raw = speculators.flattened(raw, target.num_hidden_layers)
         config = config_class(raw, tensors).from_dict(raw, target)
         check_fits(config, target)
-    # modelopt alone writes causal there, and a config.json without the version of transformers.
-    of_modelopt = "causal" in section(raw, "dflash_config") and "transformers_version" not in raw
-    if of_modelopt and config.rope_theta != MODELOPT_THETA:
-        warn_once(
-            log,
-            f"{folder} was written by modelopt. With transformers 5, modelopt 0.47 trains drafters at RoPE base 10,000"
-            f" and writes the target's, here {config.rope_theta:,.0f}: if τ is low, set its rope_theta to 10000.",
-        )
     return config
 
 
@@ -116,6 +88,4 @@ def stored_head(path: str | Path) -> str:
     raw = hf.read_config(folder)
     with hf.naming(folder):
         raw = speculators.flattened(raw) if speculators.is_speculators(raw) else raw
-        head = config_class(raw, hf.open_tensors(folder)).head
-        headless = head == MarkovConfig.head and read_key(raw, section(raw, "dflash_config"), "markov_rank") == 0
-        return DrafterConfig.head if headless else head
+        return config_class(raw, hf.open_tensors(folder)).head

@@ -18,7 +18,7 @@ import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime import json_files
-from domino_jax.runtime.errors import ConfigError, DataError, DominoError, first_line, quote, warn_once
+from domino_jax.runtime.errors import ConfigError, DataError, DominoError, first_line, quote
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
@@ -174,17 +174,12 @@ def load_tokenizer(folder: Path) -> Any:
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
-    beside = read_json(folder, "tokenizer_config.json", required=False).get("chat_template")
-    if isinstance(tokenizer.chat_template, dict):
-        names = ", ".join(tokenizer.chat_template)
-        if "default" not in tokenizer.chat_template:
-            raise DataError(
-                f"{folder} has the chat templates {names} and none named default, which messages without tools need;"
-                " write it to chat_template.jinja."
-            )
-        warn_once(log, f"{folder} has the chat templates {names}: default is read, with tools tool_use.")
-    elif beside and beside != tokenizer.chat_template:
-        warn_once(log, f"{folder} has two chat templates: chat_template.jinja is read, tokenizer_config.json's is not.")
+    templates = tokenizer.chat_template
+    if isinstance(templates, dict) and "default" not in templates:
+        raise DataError(
+            f"{folder} has the chat templates {', '.join(templates)} and none named default, which messages without"
+            " tools need; write it to chat_template.jinja."
+        )
     return tokenizer
 
 
@@ -217,27 +212,14 @@ def same_matrix(tensors: Tensors, name: str, others: Tensors, other: str, dtype:
 
 
 def open_tensors(folder: Path) -> Tensors:
-    """Opens model.safetensors, or the shards that model.safetensors.index.json names; warns of other weights there."""
+    """Opens model.safetensors, or the shards that model.safetensors.index.json names."""
     if inside(folder, SINGLE).is_file():
-        return _with_others_reported(Tensors(folder, read_header(inside(folder, SINGLE))))
+        return Tensors(folder, read_header(inside(folder, SINGLE)))
     if inside(folder, INDEX).is_file():
-        return _with_others_reported(Tensors(folder, _read_shards(folder)))
+        return Tensors(folder, _read_shards(folder))
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
     instead = f" {', '.join(map(quote, pickles[:3]))} can run code and was not opened." if pickles else ""
     raise DataError(f"{folder} holds neither {SINGLE} nor {INDEX}.{instead} Fetch the safetensors files.")
-
-
-def _with_others_reported(tensors: Tensors) -> Tensors:
-    """Warns of files of weights in the folder that are not read, such as an adapter or an earlier save."""
-    folder, read = tensors.folder, {stored.path.name for stored in tensors.values()}
-    others = {path.name for pattern in ("*.safetensors", "adapter_config.json") for path in folder.glob(pattern)} - read
-    if others:
-        warn_once(
-            log,
-            f"{folder} holds {list_names([*read, *others])}: only {list_names([*read])} is read. Remove what does not"
-            " belong to the model, and merge an adapter into the weights.",
-        )
-    return tensors
 
 
 def _read_shards(folder: Path) -> dict[str, Stored]:

@@ -62,6 +62,17 @@ LAYOUTS = {
         units={"xpress_mlp_hidden": "xpress_rank"},
     ),
 }
+# {head: {how names of its tensors begin: how they begin here, or in vLLM}}.
+OTHER_NAMES = {
+    "xpress": {
+        "xpress_head.w1": "refiner_head.token_embed",
+        "xpress_head.w2": "refiner_head.readout",
+        "xpress_head.mix.L": "refiner_head.mix_l",
+        **{f"xpress_head.mlp.{part}_proj": f"refiner_head.mlp_{part}" for part in ("gate", "up", "down")},
+        "xpress_head.": "refiner_head.",
+    },
+    "eagle3": {"midlayer.": "layers.0."},
+}
 
 
 def is_speculators(raw: dict[str, Any]) -> bool:

@@ -3,16 +3,11 @@
 Values of a wrong type: tests/weights/test_config_kinds.py.
 """
 
-import json
-
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafters import parse_config
 from domino_jax.runtime.errors import DataError
-from domino_jax.weights.drafter import stored_head
 from tests.helpers.public_drafter import PUBLIC_8B
 
 
@@ -44,11 +39,6 @@ def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key, value, plac
     assert getattr(config, {"projector_type": "head"}.get(key, key)) == value
 
 
-def test_rope_theta_is_read_in_either_place():
-    for rope in ({"rope_theta": 5e5}, {"rope_theta": "absent", "rope_parameters": {"rope_theta": 5e5}}):
-        assert read(**rope).rope_theta == 5e5
-
-
 @pytest.mark.parametrize(
     "extra", [{"rope_parameters": {"rope_theta": 5e5}}, {"emb_dim": 255}, {"sample_from_anchor": False}]
 )
@@ -67,7 +57,7 @@ def test_two_places_that_disagree_are_refused(extra):
         ({}, {"shift_label": "absent"}, "shift_label"),
         ({}, {"projector_type": "xspark"}, "dflash_config.projector_type 'xspark'"),
         ({"is_causal": False}, {"causal": True}, "is_causal False and causal True"),
-        ({}, {"use_swa": True}, "leave it without a window"),
+        ({"sliding_window": 8, "use_sliding_window": True, "layer_types": None}, {}, "no layer_types"),
         ({}, {"query_zero_predicts_next": False}, "shift_label True and query_zero_predicts_next False"),
         ({}, {"final_logit_softcapping": 30.0}, "dflash_config.final_logit_softcapping 30.0"),
         ({}, {"conv_kernel_size": 2, "conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 4096"),
@@ -126,7 +116,7 @@ def test_is_causal_false_is_not_an_absent_one():
     ("top", "nested"),
     [
         ({"hidden_act": "swish"}, {}),
-        ({"partial_rotary_factor": 1}, {"use_swa": False, "swa_window_size": 4096}),
+        ({"partial_rotary_factor": 1}, {"use_swa": False}),
         ({"markov_rank": 0}, {"final_logit_softcapping": 0.0, "selector_rank": None}),
         ({"query_zero_predicts_next": True}, {"sample_from_anchor": True}),
         ({"logit_scale": 1, "target_hidden_size": 4096, "gating": False}, {"attention_value_scale": 1.0}),
@@ -155,39 +145,12 @@ def test_a_default_is_read_in_another_spelling(top, nested):
         ("attn_logit_softcapping", 50.0),
         ("target_hidden_size", 2560),
         ("use_confidence_head", True),
+        ("use_swa", True),
     ],
 )
 def test_a_key_with_which_other_programs_compute_something_else_is_refused_by_name(key, value, place):
     with pytest.raises(DataError, match=r"rope_dim 64" if key == "rope_scaling" else f"{key} {value!r}"):
         read(**({key: value} if place == "top" else {"nested": {key: value}}))
-
-
-@pytest.mark.parametrize("causal", [True, False, None])
-def test_use_swa_makes_all_layers_slide_as_layer_types_do(causal):
-    """As modelopt writes it: layer_types are full, and causal is stated. vLLM takes a missing causal for false."""
-    stated = {} if causal is None else {"causal": causal}
-    ours = read(**SLIDING, is_causal=bool(causal))
-    for kinds in (["full_attention"] * 5, None):
-        swa = {"use_swa": True, "swa_window_size": 2048, **stated}
-        assert read(swa, layer_types=kinds, sliding_window=2048, use_sliding_window=None) == ours
-        assert read(swa, layer_types=kinds, sliding_window=None, use_sliding_window=False) == ours
-    assert parse_config(ours.to_dict()) == ours
-    mixed = {**SLIDING, "layer_types": ["full_attention", *["sliding_attention"] * 4]}
-    assert read({"use_swa": True, **stated}, **mixed) == read(**mixed, is_causal=causal)
-
-
-def test_without_layer_types_use_sliding_window_slides_from_max_window_layers_on():
-    """As transformers fills them in, by whose config vLLM and z-lab's code read a file."""
-    kinds = ["full_attention"] * 3 + ["sliding_attention"] * 2
-    assert read(**SLIDING | {"layer_types": None, "max_window_layers": 3}) == read(**SLIDING | {"layer_types": kinds})
-    assert not any(map(read(**SLIDING | {"layer_types": None, "max_window_layers": 5}).is_sliding, range(5)))
-
-
-def test_a_window_may_be_stated_twice_but_not_differ():
-    assert read({"use_swa": True, "swa_window_size": 2048}, **SLIDING) == read(**SLIDING)
-    assert read({"swa_window_size": 2048}, **SLIDING | {"sliding_window": None}) == read(**SLIDING)
-    with pytest.raises(DataError, match="sliding_window 2048 and swa_window_size 1024, which mean the same"):
-        read({"swa_window_size": 1024}, **SLIDING)
 
 
 # --------------------------------------------------------------------------------------------------- Markov heads
@@ -238,26 +201,6 @@ def test_a_missing_switch_of_the_confidence_head_follows_its_weight():
     for weight, there in ((1.0, True), (0.0, False), (None, False)):
         config = read_markov({"enable_confidence_head": None, "confidence_head_alpha": weight})
         assert config.enable_confidence_head is there and config.confidence_head_with_markov is there
-
-
-def test_modelopts_name_of_the_confidence_head_means_one_that_reads_the_token_before_the_slot():
-    for there in (True, False):
-        nested = {**dict.fromkeys(("enable_confidence_head", "confidence_head_with_markov")), "shift_label": True}
-        config = read_markov({**nested, "confidence_head_alpha": None, "use_confidence_head": there})
-        assert config.enable_confidence_head is there and config.confidence_head_with_markov is there
-    with pytest.raises(DataError, match="enable_confidence_head True and use_confidence_head False"):
-        read_markov({"use_confidence_head": False})
-
-
-def test_rank_zero_is_plain_shifted_dflash(tmp_path):
-    nested = {**NESTED, "markov_rank": 0, "enable_confidence_head": False}
-    config = read_markov(nested)
-    assert (config.head, config.shift_label) == ("none", True)
-    (tmp_path / "config.json").write_text(json.dumps({**DSPARK, "dflash_config": nested}))
-    save_file({"norm.weight": np.ones(4)}, tmp_path / "model.safetensors")
-    assert stored_head(tmp_path) == "none"
-    with pytest.raises(DataError, match="pure_draft_prefix_len 1"):
-        read_markov({**nested, "pure_draft_prefix_len": 1})
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,3 @@ def test_a_folder_without_the_class_of_its_keys_is_refused_by_them(tmp_path, nam
     folder = write_model(tmp_path / "drafter", raw, {})
     with pytest.raises(DataError, match=rf"{folder}/config.json has (dflash_config.)?{key} "):
         load_drafter(folder, target_config(name), "float32")
-
-
-def test_a_folder_with_the_keys_of_two_heads_is_read_as_one_of_them_and_both_are_named(caplog):
-    raw = raw_config("tied_shift", "drafter")
-    assert config_class(raw).head == "domino" and not caplog.records
-    assert config_class({**raw, "eagle_config": {}}).head == "eagle3"
-    assert "has the keys of EAGLE-3 and Domino: it is read as EAGLE-3" in caplog.text

@@ -1,7 +1,6 @@
 """The config.json of an EAGLE-3 drafter, in both public conventions of layer ids, and its draft vocabulary."""
 
 import dataclasses
-import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -59,12 +58,6 @@ _VARIANTS = LAYER_VARIANTS | {
 # In eagle_config servers read the second of NORMS alone.
 _NESTED_VARIANTS = _VARIANTS | {"norm_output": (False,), "norm_before_residual": (False,)}
 _ROPE_THETA = 10_000.0  # what Llama means without the key, which published folders leave out
-TWO_MEANINGS = (
-    "norm_output true is read as in SGLang, vLLM and speculators: a drafted row gets the normed state of the row before"
-    " it. SpecForge means that the lm_head reads a normed state, as it always does here; if SpecForge trained this"
-    " drafter, set it to false."
-)
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +127,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         norms = {name: read_switch(raw, name) for name in NORMS}
         if "norm_before_fc" in nested:
             norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
-        if norms["norm_output"] and "speculators_model_type" not in raw:
-            log.warning(TWO_MEANINGS)
-        kinds, window, _ = read_windows(raw, {})
+        kinds, window = read_windows(raw)
         choices = {"draft_vocab_size": size, "sliding_window": window if SLIDING in kinds else None, **norms}
         config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
         tokens = [integer("draft_tokens", token) for token in read_list("draft_tokens", raw.get("draft_tokens") or [])]

@@ -24,8 +24,6 @@ from domino_jax.models.shapes import Hidden
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
 CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
-_USE_CONFIDENCE = "use_confidence_head"  # modelopt's name of the first
-_OWN = ("projector_type", "markov_rank", CONFIDENCE[0], _USE_CONFIDENCE)  # keys that plain DFlash does not have
 
 
 class MarkovHead(Head):
@@ -191,7 +189,7 @@ class MarkovConfig(DrafterConfig):
 
     markov_rank: int = field(least=1, most=LARGEST_RANK, recipe=256, recipe_name="rank", shape=True)
     markov_head_type: str = field(choices=MARKOV_KINDS, recipe=VANILLA, recipe_name="head_type", shape=True)
-    enable_confidence_head: bool = field(False, also=(_USE_CONFIDENCE,))
+    enable_confidence_head: bool = field(False)
     confidence_head_with_markov: bool = field(False)
 
     head, title, architecture = "markov", "DSpark", "DSparkDraftModel"
@@ -216,19 +214,12 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target: Any = None) -> DrafterConfig:
-        """As DrafterConfig.from_dict. A file of rank 0 has no head: it is plain DFlash, shifted like all of these."""
-        nested = section(raw, "dflash_config")
-        if read_key(raw, nested, "markov_rank") == 0:
-            cls.refuse_other_layout(raw, nested)
-            raw, nested = ({name: part[name] for name in part if name not in _OWN} for part in (raw, nested))
-            return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}}, target)
-        config, confident = super().from_dict(raw, target), read_switch(raw, nested, CONFIDENCE[0], _USE_CONFIDENCE)
+        config, nested = super().from_dict(raw, target), section(raw, "dflash_config")
+        confident = read_switch(raw, nested, "enable_confidence_head")
         if confident is None:  # then the head exists if its loss has a weight
             weight = read_key(raw, nested, "confidence_head_alpha")
             confident = weight not in (None, 0) and number("confidence_head_alpha", weight) > 0
-        # A confidence head of modelopt always reads the token before the slot, and has no key for it.
-        of_modelopt = read_key(raw, nested, _USE_CONFIDENCE) is not None
-        with_markov = confident and (config.confidence_head_with_markov or of_modelopt)
+        with_markov = confident and config.confidence_head_with_markov
         return dataclasses.replace(config, enable_confidence_head=confident, confidence_head_with_markov=with_markov)
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
