@@ -29,11 +29,12 @@ from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder, open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
-from domino_jax.training.finished import parse_marker
 from domino_jax.weights import hf, servers, speculators
 from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
+# Holds "step", "exported_step" (the best by τ, or the last) and "target" (its identity) of a run that is over.
+FINISHED = "finished.json"
 WORKDIR = "the workdir of a training run"
 # What an export replaces.
 OWN_NAMES = re.compile(
@@ -164,27 +165,23 @@ def read_data(workdir: epath.Path) -> dict[str, Any] | None:
 
 def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
     """The report of a run's final decoding, if it decoded the drafter of this step."""
-    marker = parse_marker(workdir, print)
-    if not marker or marker["exported_step"] != step:
+    if hf.read_json(workdir, FINISHED, required=False).get("exported_step") != step:
         return None
     return hf.read_json(workdir / "report", "report.json", required=False) or None
 
 
 def choose_step(checkpoints: Checkpoints) -> tuple[int, float | None]:
     """(step, its τ if it is the best by τ) of the checkpoint to export: the best, else the newest, if it is intact."""
-    folders, best = checkpoints.folders, checkpoints.best()
-    steps = folders.finished()
-    first, tau = best or (None, None)
-    candidates = ([first] if best else []) + [step for step in reversed(steps) if step != first]
-    for step in candidates:
+    folders, damaged = checkpoints.folders, {}
+    best, tau = checkpoints.best() or (None, None)
+    newest = [step for step in reversed(folders.finished()) if step != best]
+    for step in newest if best is None else (best, *newest):
         damage = folders.damage(step)
         if damage is None:
-            return step, tau if step == first else None
+            return step, tau if step == best else None
+        damaged[step] = damage
         print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
-    if not steps:
-        raise DataError(f"{folders.root} holds no finished checkpoint: none was saved yet, or they were removed.")
-    numbers = ", ".join(map(str, steps))
-    raise DataError(f"{folders.root} holds no intact checkpoint (steps {numbers}); none can be exported.")
+    raise folders.loss(damaged)
 
 
 def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params", places: Any = None) -> dict[str, Any]:

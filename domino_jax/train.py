@@ -48,15 +48,15 @@ from domino_jax.runtime.small_models import restart_with_one_thread
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import flops, hooks
 from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_other_target, refuse_unknown
-from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.non_finite import NonFiniteGuard
 from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import StepClock
+from domino_jax.training.step_folders import StepFolders
 from domino_jax.weights import hf, servers
 from domino_jax.weights.draft_vocab import order_bytes
-from domino_jax.weights.identity import identity_if_there, target_identity
+from domino_jax.weights.identity import target_identity
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, use_exact_matmuls
 from domino_jax.weights.target import read_target_config
 
@@ -170,29 +170,28 @@ def main(flags: cli.Flags) -> int | None:
         with watchdog.paused():
             decode_finally(config, loaded, identity, best, workdir, export_drafter)
         if distributed.is_primary():
-            mark_finished(workdir, loop.done, jax.process_count(), best.step, identity)
+            marker = {"step": loop.done, "exported_step": best.step, "target": identity}
+            write_json(workdir / export.FINISHED, marker)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
 
 
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
-    """Whether the run in this workdir is over, by its marker (finished.py); its report is then printed.
+    """Whether the run in this workdir is over, by finished.json, which is written last; its report is then printed.
 
-    Another recipe or target is refused here as well, because the report would not be of it.
+    Another recipe or target is refused here as well, because the report would not be of it. Raises DataError: all of
+    its checkpoints are gone.
     """
-    report = read_report(workdir / "report")
-    marker = read_marker(workdir, config.train.steps, print)
-    if marker is None:
+    marker = hf.read_json(workdir, export.FINISHED, required=False)
+    if not marker or marker["step"] < config.train.steps:
         return False
-    # Several processes do not decode at the end, so their run is over without a report.
-    if config.eval.final and report is None and marker["processes"] == 1:
-        return False
+    folders = StepFolders(workdir / "checkpoints", print)
+    if not folders.finished():
+        raise folders.loss({})
     before = hf.read_json(workdir, "config.json", kind=export.WORKDIR)
     refuse_changes(before, recipe, loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
-    target = identity_if_there(config.target.path, before["target"]["path"])
-    if target:
-        refuse_other_target(marker, target, allowed)
+    refuse_other_target(marker, target_identity(config.target.path), allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
-    if report is not None:
+    if report := read_report(workdir / "report"):
         console_table(report)
     return True
 
@@ -351,12 +350,10 @@ class BestDrafter(NamedTuple):
 def best_drafter(checkpoints: Checkpoints, config: AnyConfig, state: TrainState, done: int) -> BestDrafter:
     """The drafter with the best τ of the run's evaluations; without evaluations the one that `state` holds."""
     step, tau = checkpoints.best() or (done, None)
+    if step != done:
+        step, tau = from_primary(lambda: export.choose_step(checkpoints))
     if step == done:
         return BestDrafter(state.best_params, done, tau)
-    if from_primary(lambda: checkpoints.folders.damage(step) is not None):
-        say(f"warning: the checkpoint of step {step}, the best by τ, is damaged; the last step is exported instead")
-        return BestDrafter(state.best_params, done, None)
-    say(f"step {step} has the best τ, {tau:.2f}")
     places = jax.tree.map(lambda leaf: leaf.sharding, state.best_params)
     field = "ema" if state.ema else "params"
     return BestDrafter(export.restore_params(checkpoints.folders.path(step), config, field, places), step, tau)

@@ -1,8 +1,8 @@
-"""A checkpoint's manifest: the size and SHA-256 of each of its files. Orbax reads a flipped bit without complaint.
+"""A checkpoint's manifest: the SHA-256 of each of its files. Orbax reads a flipped bit without complaint.
 
 <step>/manifest.json, written last:
 
-    {"files": {"state/d/8f02": {"bytes": 4096, "sha256": "…"}, …}, "sha256": "…", "step": 15}
+    {"files": {"state/d/8f02": "9f86…", …}, "sha256": "…", "step": 15}
 
 The outer sha256 is that of the rest, so a flipped bit in the manifest shows as well. Files that it does not name are
 not looked at.
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Callable
 
 from etils import epath
 
@@ -21,7 +22,6 @@ from domino_jax.runtime.json_files import parse_json
 from domino_jax.runtime.remote import SCHEME, filesystem
 
 NAME = "manifest.json"
-CHUNK = 4 << 20  # bytes read at a time: a checkpoint is larger than the host's memory may be
 THREADS = 4  # hashing releases the interpreter; more would take the cores that feed the device
 
 
@@ -30,30 +30,43 @@ def write(folder: epath.PathLike, step: int) -> None:
     folder = epath.Path(folder)
     names = sorted(name for name in _files(folder) if name != NAME)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        measured = pool.map(lambda name: measure(folder / name), names)
-        files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in zip(names, measured, strict=True)}
+        digests = pool.map(lambda name: _digest(folder / name), names)
+        files = dict(zip(names, digests, strict=True))
     write_whole(folder / NAME, _render({"step": step, "files": files}))
 
 
 def damage(folder: epath.PathLike, step: int) -> str | None:
     """What is wrong with the checkpoint in `folder`, "<file>: <reason>"; None when every byte is as it was written."""
-    folder = epath.Path(folder)
+    folder, manifest = epath.Path(folder), {}
+
+    def check_manifest(path: epath.Path) -> str | None:
+        written = path.read_bytes()
+        manifest.update(_parse(written))
+        if _render(manifest) != written:
+            return "does not match its own checksum"
+        return None if manifest["step"] == step else f"is that of step {manifest['step']}"
+
+    def check_file(path: epath.Path) -> str | None:
+        name = path.relative_to(folder).as_posix()
+        return None if _digest(path) == manifest["files"][name] else "its content changed (SHA-256 differs)"
+
+    if reason := _problem(folder, NAME, check_manifest):
+        return reason
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        reasons = pool.map(lambda name: _problem(folder, name, check_file), manifest["files"])
+        return next((reason for reason in reasons if reason), None)
+
+
+def _problem(folder: epath.Path, name: str, check: Callable[[epath.Path], str | None]) -> str | None:
     try:
-        written = (folder / NAME).read_bytes()
+        reason = check(folder / name)
     except FileNotFoundError:
-        return f"{NAME}: missing"
-    except OSError as error:
+        reason = "missing"
+    except OSError as error:  # a sector that cannot be read
         if is_remote(folder):  # a store that does not answer says nothing about the file
             raise
-        return f"{NAME}: {error.strerror or error}"
-    manifest = _parse(written)
-    if manifest is None:
-        return f"{NAME}: does not match its own checksum"
-    if manifest["step"] != step:
-        return f"{NAME}: is that of step {manifest['step']}"
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        reasons = pool.map(lambda item: _compare(folder, *item), manifest["files"].items())
-        return next((reason for reason in reasons if reason), None)
+        reason = error.strerror or str(error)
+    return reason and f"{name}: {reason}"
 
 
 def _files(folder: epath.Path) -> list[str]:
@@ -64,29 +77,9 @@ def _files(folder: epath.Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in pathlib.Path(folder).rglob("*") if path.is_file()]
 
 
-def measure(path: epath.Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file."""
-    size, digest = 0, hashlib.sha256()
+def _digest(path: epath.Path) -> str:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            size += len(chunk)
-            digest.update(chunk)
-    return size, digest.hexdigest()
-
-
-def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
-    path = folder / name
-    try:
-        size, digest = measure(path)
-    except FileNotFoundError:
-        return f"{name}: missing"
-    except OSError as error:  # a sector that cannot be read
-        if is_remote(folder):
-            raise
-        return f"{name}: {error.strerror or error}"
-    if size != expected["bytes"]:
-        return f"{name}: {size} bytes instead of {expected['bytes']}"
-    return None if digest == expected["sha256"] else f"{name}: its content changed (SHA-256 differs)"
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _render(manifest: dict) -> bytes:
@@ -95,13 +88,10 @@ def _render(manifest: dict) -> bytes:
     return f"{json.dumps({**manifest, 'sha256': checksum}, sort_keys=True, indent=1)}\n".encode()
 
 
-def _parse(written: bytes) -> dict | None:
-    """The manifest, None when a single bit of it is not as _render() made it."""
+def _parse(written: bytes) -> dict:
+    """A manifest without its checksum; {} where it holds no JSON object."""
     try:
         manifest = parse_json(written)
     except ValueError:
-        return None
-    if not isinstance(manifest, dict):
-        return None
-    manifest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return manifest if _render(manifest) == written else None
+        return {}
+    return {key: manifest[key] for key in manifest if key != "sha256"} if isinstance(manifest, dict) else {}

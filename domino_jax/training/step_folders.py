@@ -63,36 +63,29 @@ class StepFolders:
         """Remove a step, finished or not, its manifest first: a removal that is cut off leaves nothing that counts."""
         try:
             (self.path(step) / manifest.NAME).unlink(missing_ok=True)
-            for name in self._names():
-                if name == str(step) or name.startswith(f"{step}{TEMPORARY}"):
-                    (self.root / name).rmtree()
+            for name in [name for name, of in self._names().items() if of == step]:
+                (self.root / name).rmtree()
         except OSError as error:
             self._report(f"warning: {self.path(step)} could not be removed ({first_line(error)})")
 
     def retain(self, keep: int) -> None:
-        """Remove what is neither among the newest `keep` nor the best; called after finish()."""
-        steps, best = self.finished(), self.best()
-        for step in steps[:-keep]:
-            if best is None or step != best.step:
-                self.remove(step)
+        """After finish(): remove all but the newest `keep` and the best, also what a kill left of other steps."""
+        best = self.best()
+        stay = {*self.finished()[-keep:], *([best.step] if best else [])}
+        for step in {*self._names().values()} - stay:
+            self.remove(step)
 
     # ---------------------------------------------------------------- a start
 
     def choose(self) -> int | None:
-        """The newest intact step, None without any. Newer ones are set aside, and what was cut off is removed.
+        """The newest intact step, None without any. Newer ones are set aside.
 
         Raises DataError: no step is intact, and one was finished before.
         """
-        for name in self._names():
-            if TEMPORARY in name:
-                (self.root / name).rmtree()
-                self._report(f"the checkpoint of step {name.split(TEMPORARY)[0]} was cut off: cleared away")
         damaged: dict[int, str] = {}
         for step in reversed(self._steps()):
             reason = self.damage(step)
             if reason is None:
-                for older in set(self._steps()) - {*self.finished(), *damaged}:
-                    self.remove(older)  # its removal was cut off
                 break
             damaged[step] = reason
         else:
@@ -104,19 +97,17 @@ class StepFolders:
         return step
 
     def loss(self, damaged: dict[int, str]) -> DataError:
-        """The error that no step is intact though one was finished before. damaged: {step: what is wrong with it}."""
-        lines = [f"no checkpoint in {self.root} is intact, but {FIRST} shows that one was saved."]
+        """The error that no step is intact. damaged: {step: what is wrong with it}."""
+        lines = [f"{self.root} holds no intact checkpoint."]
         if damaged:
             lines += [f"The newest of {len(damaged)}, step {max(damaged)}: {damaged[max(damaged)]}"]
-        usable = " The drafter in export/ can be used as it is." if (self.root.parent / "export").exists() else ""
-        lines += [f"Put one back from a copy, or train from the start in another --workdir.{usable}"]
+        lines += ["Put one back from a copy, or train from the start in another --workdir."]
         return DataError("\n".join(lines))
 
     def _set_aside(self, step: int, reason: str) -> None:
-        target, number = self.root / CORRUPT / str(step), 1
-        while target.exists():
-            number += 1
-            target = target.with_name(f"{step}-{number}")
+        target = self.root / CORRUPT / str(step)
+        if target.exists():  # an earlier one of this step
+            target.rmtree()
         move_folder(self.path(step), target)
         self._report(f"warning: the checkpoint of step {step} is damaged ({reason}); moved to {target}")
 
@@ -124,9 +115,9 @@ class StepFolders:
 
     def mark(self, mark: Mark) -> None:
         """Note the τ of a step that is finished or will be."""
-        marks = [*self._marks(), mark]
         self.root.mkdir(parents=True, exist_ok=True)
-        write_json(self.root / TAU, {step: {"tau": tau, WITH: measured_with} for step, tau, measured_with in marks})
+        marks = {step: {"tau": tau, WITH: measured_with} for step, tau, measured_with in [*self._marks(), mark]}
+        write_json(self.root / TAU, marks)
 
     def best(self) -> Mark | None:
         """The finished step with the highest τ, of equal ones the later; among those measured like the newest."""
@@ -148,7 +139,10 @@ class StepFolders:
     # ---------------------------------------------------------------- names
 
     def _steps(self) -> list[int]:
-        return sorted(int(name) for name in self._names() if name.isdecimal())
+        return sorted(step for name, step in self._names().items() if TEMPORARY not in name)
 
-    def _names(self) -> list[str]:
-        return [path.name for path in self.root.iterdir()] if self.root.exists() else []
+    def _names(self) -> dict[str, int]:
+        """The step of each folder, by its name."""
+        names = [path.name for path in self.root.iterdir()] if self.root.exists() else []
+        steps = {name: name.partition(TEMPORARY)[0] for name in names}
+        return {name: int(step) for name, step in steps.items() if step.isdecimal()}

@@ -15,7 +15,7 @@ from typing import Any
 
 from domino_jax.data.index import tokenizer_digest
 from domino_jax.runtime.environment import usable_cores
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.progress import Progress
 from domino_jax.runtime.remote import cache_folder
@@ -43,21 +43,6 @@ def target_identity(path: str | Path) -> dict[str, Any]:
         "tokenizer": tokenizer_digest(tokenizer)[:DIGITS],
         "stop_ids": list(hf.stop_ids(folder, tokenizer)),
     }
-
-
-def identity_if_there(path: str, earlier: str) -> dict[str, Any] | None:
-    """target_identity for a finished run, which is shown without the target; None, with a note, where that is gone.
-
-    earlier: the run's target. Another path that does not exist is refused.
-    """
-    try:
-        folder = hf.resolve_folder(path)
-    except DominoError:
-        if path != earlier:
-            raise
-        print(f"note: the target {path} is gone, so it was not compared with the run's.")
-        return None
-    return target_identity(folder)
 
 
 def drafter_identity(path: str | Path) -> dict[str, str]:

@@ -136,9 +136,8 @@ def test_the_card_of_a_run_names_rows_and_the_tau_of_the_step_that_was_decoded(w
     (workdir / "preflight.json").write_text(json.dumps({"data": DATA}))
     (workdir / "report").mkdir()
     (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
-    marker = {"step": 9, "processes": 1}
     for decoded, shown in ((9, True), (7, False)):
-        (workdir / "finished.json").write_text(json.dumps({**marker, "exported_step": decoded}))
+        (workdir / "finished.json").write_text(json.dumps({"step": 9, "exported_step": decoded}))
         assert start(capsys, workdir, workdir / "out")[0] == 0
         card = (workdir / "out" / "README.md").read_text()
         assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
@@ -240,8 +239,12 @@ def widen(workdir):
         (lambda workdir: shutil.rmtree(workdir), 2, "is not a folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
         (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not valid JSON"),
-        (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
-        (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
+        (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no intact checkpoint"),
+        (
+            lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")],
+            3,
+            "newest of 2, step 9: state/",
+        ),
         (widen, 3, "checkpoints/9 does not hold"),
     ],
     ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],

@@ -8,14 +8,13 @@ from domino_jax.data.answer_files import AnswerFiles, find_rows
 from domino_jax.evals import report
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.runtime.errors import DominoError
-from domino_jax.training import finished, manifest, metrics
+from domino_jax.training import manifest, metrics
 from domino_jax.weights import hf
 
 READERS = {
     "metrics.jsonl": metrics.read_rows,
     "report.json": lambda file: report.read_report(file.parent),
     "config.json": lambda file: hf.read_json(epath.Path(file.parent), file.name),
-    "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),
     "manifest.json": lambda file: manifest.damage(epath.Path(file.parent), 1),
@@ -37,7 +36,7 @@ CONTENTS = {
     "an empty object": b"{}",
     "an int of 5000 digits": b'{"step": ' + b"9" * 5_000 + b"}",
     "infinity": b'{"step": 1e400, "1": 1e400}',
-    "a step in words": b'{"step": "8", "processes": 1, "exported_step": 8}',
+    "a step in words": b'{"step": "8", "exported_step": 8}',
     "other kinds": b'{"chosen": 5, "id": 5, "eos_token_id": {}, "files": 5}',
 }
 

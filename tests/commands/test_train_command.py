@@ -103,18 +103,6 @@ def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_workdir_is_shown_when_its_target_is_gone(files, finished, tmp_path, capsys):
-    workdir, gone = shutil.copytree(finished, tmp_path / "run"), tmp_path / "gone"
-    recipe = (workdir / "config.json").read_text()
-    (workdir / "config.json").write_text(recipe.replace(str(GOLDEN / "target"), str(gone)))
-    argv = arguments(files, workdir, config__eval__every=8, config__eval__final=True, config__target__path=gone)
-    assert start(argv) == 0
-    printed = capsys.readouterr().out
-    assert f"the target {gone} is gone" in printed and "holds a finished run" in printed and "τ pooled" in printed
-    assert start([*argv, f"--config.target.path={tmp_path / 'other'}"]) == 2
-    assert "other does not exist" in capsys.readouterr().err
-
-
 def test_another_target_under_the_same_path_ends_a_finished_and_a_continued_run(files, finished, tmp_path, capsys):
     target = shutil.copytree(GOLDEN / "target", tmp_path / "target")
     changes = {"config__eval__every": 8, "config__eval__final": True, "config__target__path": target}

@@ -104,7 +104,7 @@ def test_two_processes_agree_on_the_newest_intact_step(tmp_path):
     for step in (1, 2, 3):
         flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
     one, other = agree(tmp_path)
-    assert one["refused"].startswith("no checkpoint in")
+    assert one["refused"].endswith("holds no intact checkpoint.")
     assert other["refused"].startswith("process 0 cannot")
 
 

@@ -77,20 +77,22 @@ def test_after_a_save_cut_off_by_kill_9_the_run_continues_and_saves_its_step_aga
     save(tmp_path, before)
     ended = subprocess.run([sys.executable, "-c", DIES, moment, str(tmp_path)], cwd=ROOT, timeout=60)
     assert ended.returncode == -signal.SIGKILL
-    restored, [line] = resume(tmp_path)
+    restored, lines = resume(tmp_path)
     assert (restored.step if restored else None) == (before[-1] if before else None)
     set_aside = moment != "in orbax"
-    assert ("manifest.json: missing" if set_aside else "step 5 was cut off: cleared away") in line
-    assert names(tmp_path) == [*map(str, before), *(["corrupt"] if set_aside else [])]
-    save(tmp_path, [5])
-    assert resume(tmp_path)[0].step == 5
+    assert ["manifest.json: missing" in line for line in lines] == [True] * set_aside
+    save(tmp_path, [6])  # the next one may have another number
+    assert resume(tmp_path)[0].step == 6
+    assert names(tmp_path) == [*map(str, before), "6", *(["corrupt"] if set_aside else [])]
 
 
-def test_what_a_removal_that_was_cut_off_left_is_removed(tmp_path):
+def test_what_a_removal_that_was_cut_off_left_is_removed_with_the_next_save(tmp_path):
     save(tmp_path, [4, 5])
     (tmp_path / "checkpoints" / "4" / "manifest.json").unlink()
     restored, lines = resume(tmp_path)
-    assert (names(tmp_path), restored.step, lines) == (["5"], 5, [])
+    assert (restored.step, lines) == (5, [])
+    save(tmp_path, [6])
+    assert names(tmp_path) == ["5", "6"]
 
 
 # ---------------------------------------------------------------- damaged
@@ -116,7 +118,7 @@ def forget_a_file(folder):
 UNSIGNED = "manifest.json: does not match its own checksum"
 HARM = {
     "one bit flipped": (lambda folder: flip(data_file(folder), 99), "its content changed (SHA-256 differs)"),
-    "file cut": (lambda folder: os.truncate(data_file(folder), 3), " 3 bytes instead of "),
+    "file cut": (lambda folder: os.truncate(data_file(folder), 3), "its content changed"),
     "item deleted": (lambda folder: shutil.rmtree(folder / "state"), "state/_METADATA: missing"),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json: missing"),
     "manifest of a list": (lambda folder: (folder / "manifest.json").write_text("[]"), UNSIGNED),
@@ -149,7 +151,7 @@ def test_the_best_one_is_no_more_the_best_once_it_is_damaged(tmp_path):
         assert checkpoints.best() == (1, 2.0)
 
 
-def test_several_damaged_ones_are_passed_over_and_a_second_one_of_the_same_step_is_kept_too(tmp_path):
+def test_several_damaged_ones_are_passed_over_and_a_later_one_of_the_same_step_replaces_the_first(tmp_path):
     save(tmp_path, [2])
     for steps in ([3, 4], [4], [4]):
         save(tmp_path, steps)
@@ -157,7 +159,7 @@ def test_several_damaged_ones_are_passed_over_and_a_second_one_of_the_same_step_
             flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
         restored, lines = resume(tmp_path)
         assert restored.step == 2 and len(lines) == len(steps)
-    assert sorted(os.listdir(tmp_path / "checkpoints" / "corrupt")) == ["3", "4", "4-2", "4-3"]
+    assert sorted(os.listdir(tmp_path / "checkpoints" / "corrupt")) == ["3", "4"]
 
 
 def test_when_all_are_damaged_the_run_stops_with_3_and_does_so_again(tmp_path):
@@ -171,7 +173,7 @@ def test_when_all_are_damaged_the_run_stops_with_3_and_does_so_again(tmp_path):
         assert refused.value.exit_code == 3
         message = str(refused.value)
         assert len(message.splitlines()) <= 5
-        assert "no checkpoint in" in message and "step 4: state/" in message and "--workdir" in message
+        assert "holds no intact checkpoint" in message and "step 4: state/" in message and "--workdir" in message
         assert names(tmp_path) == ["2", "4"]
 
 
