@@ -1,4 +1,4 @@
-"""What a server's answers say of it: whether they are the target's own, its template, and the τ that it reaches."""
+"""A server's answers judged: whether they are the target's own, and its template and its τ those of this pass."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,9 +29,11 @@ def judge_server(
     """The "server" of evaluation.json, but for τ.
 
     Args:
-        stated: by id of the answer, what the server said of it.  asked: which server, and what its counters gained.
+        stated: by id of the answer, "server" of its row.  asked: which server, and what its counters gained.
     """
     answers, choices, limit = passes.answers, passes.choices(target), NEAR_TIE[settings.dtype]
+    lengths = {answer.id: (stated[answer.id]["prompt_tokens"], len(answer.prompt)) for answer in answers}
+    other = [{"id": name, "server": there, "here": here} for name, (there, here) in lengths.items() if there != here]
     short = [answer.token_ids for answer in answers if len(answer.token_ids) < settings.max_new_tokens]
     return {
         **{name: asked[name] for name in ("url", "engine", "model")},
@@ -39,7 +41,7 @@ def judge_server(
         "texts": text_verdicts(answers, choices, limit, loaded),
         "not_whole": sum(not facts["whole"] for facts in stated.values()),
         "cut": count_cut(short, loaded.stop_ids),
-        "prompts": prompt_verdicts(answers, stated),
+        "prompts": {"same": len(lengths) - len(other), "of": len(lengths), "first_other": next(iter(other), None)},
         "acceptance": acceptance_of(stated, asked["gained"]),
     }
 
@@ -51,6 +53,11 @@ def text_verdicts(
 
     An answer that goes on after a stop token is wrong too.
     """
+
+    def text(ids: Sequence[int]) -> str:
+        ids = [int(token) for token in ids]
+        return str(ids) if loaded.tokenizer is None else repr(loaded.tokenizer.decode(ids))
+
     counts, first = {"own": 0, "near_tie": 0, "wrong": 0}, None
     for answer, choice in zip(answers, choices, strict=True):
         ids = np.asarray(answer.token_ids)
@@ -59,39 +66,27 @@ def text_verdicts(
         counts["wrong" if wrong.any() else "near_tie" if choice.margin.any() else "own"] += 1
         if wrong.any() and not first:
             place = int(wrong.argmax())
-            before = ids[max(place - AROUND, 0) : place]
+            before, right = ids[max(place - AROUND, 0) : place], [] if ended[place] else [int(choice.token[place])]
             first = {
                 **{"id": answer.id, "token": place, "server_id": int(ids[place])},
-                "target_id": None if ended[place] else int(choice.token[place]),
+                "target_id": right[0] if right else None,
                 "margin": float(choice.margin[place]),
-                "server_text": decode(loaded.tokenizer, [*before, *ids[place : place + AROUND]]),
-                "target_text": decode(loaded.tokenizer, [*before, *([] if ended[place] else [choice.token[place]])]),
+                "server_text": text([*before, *ids[place : place + AROUND]]),
+                "target_text": text([*before, *right]),
             }
     return {**counts, "first_wrong": first}
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    ids = [int(token) for token in ids]
-    return str(ids) if tokenizer is None else repr(tokenizer.decode(ids))
-
-
-def prompt_verdicts(answers: Sequence[TargetAnswer], stated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many prompts have the same number of tokens on the server; stated: by id, what it said of its answer."""
-    counts = {answer.id: (stated[answer.id]["prompt_tokens"], len(answer.prompt)) for answer in answers}
-    other = [{"id": name, "server": server, "here": here} for name, (server, here) in counts.items() if server != here]
-    return {"same": len(counts) - len(other), "of": len(counts), "first_other": other[0] if other else None}
-
-
 def acceptance_of(stated: Mapping[str, Mapping[str, Any]], gained: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The acceptance that a server stated, with the ids of the answers that it is of; None where it states none.
+    """The acceptance that a server stated, and the ids of the answers it covers; None where it states none.
 
-    gained: of ask_prompts, where the answers themselves state nothing.
+    gained: by its counters (ask_prompts), where the answers themselves state nothing.
     """
-    counts, total = {name: facts["counts"] for name, facts in stated.items() if facts["counts"]}, dict(gained)
+    counts, total = {name: facts["counts"] for name, facts in stated.items() if facts["counts"]}, gained
     if counts:
         names = set.intersection(*(set(count) for count in counts.values()))
         total = {"ids": list(counts), **{name: sum(count[name] for count in counts.values()) for name in names}}
-    return total if total.get("rounds", 0) > 0 else None
+    return dict(total) if total.get("rounds") else None
 
 
 def compare_tau(
@@ -110,25 +105,22 @@ def compare_tau(
         backbone = tau_pooled([accept_lengths(one.backbone, width) for _, one in pairs])
     hint = None
     if server < LOW * ours:
-        emitted = np.concatenate(walks)
-        hint = _cause(server, backbone, acceptance.get("kept_first", 0) / rounds, (emitted > 1).mean(), acceptance)
+        kept, expected = acceptance.get("kept_first", 0) / rounds, (np.concatenate(walks) > 1).mean()
+        if backbone and abs(server - backbone) <= EQUAL * backbone:
+            hint = f"This is the τ of the backbone alone, {backbone:.2f}: the head is missing (7 and 10 of {CHECKS})."
+        elif "kept_first" not in acceptance:
+            hint = f"The server does not state which drafts are lost: check 2, 3 and 10 of {CHECKS}."
+        elif kept < LOW * expected:
+            hint = f"{kept:.0%} of the rounds keep the first draft, {expected:.0%} in the pass: check the shift, the"
+            hint += f" mask token and the layers that are read (2 and 3 of {CHECKS})."
+        else:
+            hint = "The first draft is kept and later ones are lost: check the head and its candidate pool"
+            hint += f" (10 of {CHECKS})."
     return {"drafts": width, "tau": server, "tau_one_pass": ours, "tau_backbone": backbone, "hint": hint}
 
 
-def _cause(server: float, backbone: float | None, kept: float, expected: float, acceptance: Mapping[str, Any]) -> str:
-    """Which checks explain a low τ; kept, expected: shares of rounds that keep the first draft."""
-    if backbone and abs(server - backbone) <= EQUAL * backbone:
-        return f"This is the τ of the backbone alone, {backbone:.2f}: the head is missing (7 and 10 of {CHECKS})."
-    if "kept_first" not in acceptance:
-        return f"The server does not state which drafts are lost: check 2, 3 and 10 of {CHECKS}."
-    if kept < LOW * expected:
-        text = f"{kept:.0%} of the rounds keep the first draft, {expected:.0%} in the pass"
-        return f"{text}: check the shift, the mask token and the layers that are read (2 and 3 of {CHECKS})."
-    return f"The first draft is kept and later ones are lost: check the head and its candidate pool (10 of {CHECKS})."
-
-
 def server_lines(evaluation: Mapping[str, Any]) -> list[str]:
-    """What was found, for the console and the page."""
+    """The verdicts as sentences, for the console and the page."""
     server = evaluation["server"]
     texts, prompts = server["texts"], server["prompts"]
     judged = texts["own"] + texts["near_tie"] + texts["wrong"]
@@ -137,25 +129,26 @@ def server_lines(evaluation: Mapping[str, Any]) -> list[str]:
         f" {texts['near_tie']} leave it at a near tie, {texts['wrong']} are wrong."
     ]
     if first := texts["first_wrong"]:
-        lines += [_first_wrong(first, evaluation["dtype"])]
+        lines.append(_first_wrong(first, evaluation["dtype"]))
     if server["not_whole"]:
-        lines += [f"Not judged: {server['not_whole']} texts, which do not encode back to themselves."]
+        lines.append(f"Not judged: {server['not_whole']} texts, which do not encode back to themselves.")
     if server["cut"]:
-        lines += [f"{server['cut']} answers were cut before decode.max_new_tokens by a limit of the server; raise it."]
+        lines.append(
+            f"{server['cut']} answers were cut before decode.max_new_tokens by a limit of the server; raise it."
+        )
     line = f"Prompts: {prompts['same']} of {prompts['of']} have the same number of tokens there."
     if other := prompts["first_other"]:
         line += (
             f" {other['id']} has {other['server']}, here {other['here']}: compare the chat template, thinking"
             f" (decode.thinking) and the first token (1 of {CHECKS})."
         )
-    lines += [line]
+    lines.append(line)
     for name, figures in evaluation["drafters"].items():
-        tau = figures["server"]
         line = "the server states no acceptance."
-        if tau:
+        if tau := figures["server"]:
             line = f"{tau['tau']:.2f} of {tau['tau_one_pass']:.2f} with {tau['drafts']} drafts a round."
             line += f" {tau['hint']}" if tau["hint"] else ""
-        lines += [f"τ of the server with {name}: {line}"]
+        lines.append(f"τ of the server with {name}: {line}")
     return lines
 
 

@@ -8,9 +8,10 @@ import http.client
 import json
 import pathlib
 import re
+import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from domino_jax.data.answer_files import AnswerFiles
@@ -28,7 +29,7 @@ COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+)_total\{(.*)\} (\S+)$", re.MUL
 
 
 class ServerAnswer(NamedTuple):
-    """What a server states. token_ids: None where it states a text alone.  stopped: by a token, not by a limit.
+    """An answer in the server's words. token_ids: None where it gives only a text.  stopped: by a token, not a limit.
 
     counts: "rounds", the "drafts" that they offered, and where it is known the rounds that "kept_first", their first
         draft; None where no acceptance is stated.
@@ -72,15 +73,14 @@ def read_llama(raw: dict[str, Any]) -> ServerAnswer:
 
 
 def read_text(raw: dict[str, Any]) -> ServerAnswer:
-    """Any server's chat or text completion. If thoughts were taken out of it, the text is not whole: none is read."""
+    """Any server's chat or text completion; no text where thoughts were taken out of it, because it is not whole."""
     choice = raw["choices"][0]
     message = choice.get("message") or {"content": choice.get("text")}
     text = "" if message.get("reasoning") or message.get("reasoning_content") else message["content"] or ""
     return ServerAnswer(None, choice["finish_reason"] == "stop", raw["usage"]["prompt_tokens"], None, text)
 
 
-# The path that is asked with the ids of a prompt, the body of a request, and what reads the answer; by the owned_by of
-# the model card.
+# By owned_by of the model card: the path, (ids of a prompt, most new tokens) → the body, the reader of the answer.
 COMPLETIONS = (
     "/v1/completions",
     lambda ids, most: {"prompt": ids, "max_tokens": most, "temperature": 0, "return_token_ids": True},
@@ -155,19 +155,19 @@ class Server:
             raise DominoError(f"{self.url}: {path} has status {status}: {' '.join(text.split())[:400]}")
         return text
 
-    def answer(self, prompt: Prompt) -> tuple[ServerAnswer, int | None]:
-        """The answer to a prompt, and the tokens that the server makes of its messages or text; None for ids."""
+    def answer(self, prompt: Prompt) -> ServerAnswer:
+        """The answer to a prompt; its prompt_tokens count what the server makes of the row's messages or text."""
         row, ids, known = prompt.row, list(prompt.token_ids), self.engine in ENGINES
         if known:
             path, body, read = ENGINES[self.engine]
             answer = self.ask(path, body(ids, self.most), read)
-            if "token_ids" in row:
-                return answer, None
+            if "token_ids" in row or answer.prompt_tokens != len(ids):  # the server adds to ids
+                return answer
         path = "/v1/chat/completions" if "messages" in row else "/v1/completions"
         body = {key: row[key] for key in ("messages", "prompt", "tools", "chat_template_kwargs") if key in row}
         body |= {"max_tokens": 1 if known else self.most, "temperature": 0}
         text = self.ask(path, body if "token_ids" not in row else {**body, "prompt": ids}, read_text)
-        return (answer if known else text), text.prompt_tokens
+        return answer._replace(prompt_tokens=text.prompt_tokens) if known else text
 
     def counters(self) -> dict[str, int]:
         """vLLM's counters, summed over its engines; {} for other servers."""
@@ -181,15 +181,10 @@ class Server:
         return counts
 
 
-def cancel(futures: Iterable[Future]) -> None:
-    for future in futures:
-        future.cancel()
-
-
 def ask_prompts(
     server: Server, prompts: Sequence[Prompt], files: AnswerFiles, answer_row: Callable[..., dict], requests: int
 ) -> dict[str, Any]:
-    """Stores answer_row(prompt, *server.answer(prompt)) for each prompt that has no row yet, `requests` at once.
+    """Stores answer_row(prompt, server.answer(prompt)) for each prompt that has no row yet, `requests` at once.
 
     Returns:
         The prompts of this call, "ids", with what vLLM's counters gained.
@@ -197,33 +192,36 @@ def ask_prompts(
     Raises:
         DominoError: a prompt is refused or the server ends; the answers so far are kept.
     """
+    failures, storing = [], threading.Lock()
     with files.opened() as done:
         missing = [prompt for prompt in prompts if prompt.id not in done]
-        before, failure = server.counters(), None
-        progress = Progress("server", len(prompts), len(done))
+        before, progress = server.counters(), Progress("server", len(prompts), len(done))
         with Journal(files.part) as rows, ThreadPoolExecutor(requests) as pool:
-            waiting = {pool.submit(server.answer, prompt): prompt for prompt in missing}
+
+            def store(prompt: Prompt) -> None:
+                if failures:
+                    return
+                try:
+                    answer = server.answer(prompt)
+                except DominoError as error:
+                    failures.append(DominoError(f"prompt {prompt.id}: {error}"))
+                    return
+                with storing:
+                    rows.append(answer_row(prompt, answer))
+                    progress.advance(1)
+
             try:
-                for future in as_completed(waiting):
-                    error = None if future.cancelled() else future.exception()
-                    if isinstance(error, DominoError):
-                        failure = failure or DominoError(f"prompt {waiting[future].id}: {error}")
-                        cancel(waiting)  # answers on their way are still stored
-                    elif not future.cancelled():
-                        rows.append(answer_row(waiting[future], *future.result()))
-                        progress.advance(1)
+                list(pool.map(store, missing))
             finally:
-                cancel(waiting)
-        if failure:
-            raise failure
+                pool.shutdown(cancel_futures=True)
+        if failures:
+            raise failures[0]
         files.finish()
     gained = {name: count - before[name] for name, count in server.counters().items()}
     return {"ids": [prompt.id for prompt in missing], **gained}
 
 
-def server_row(
-    codec: TextCodec, stop_ids: Sequence[int], prompt: Prompt, answer: ServerAnswer, prompt_tokens: int | None
-) -> dict[str, Any]:
+def server_row(codec: TextCodec, stop_ids: Sequence[int], prompt: Prompt, answer: ServerAnswer) -> dict[str, Any]:
     """The row of a training, with "server": what it stated, and whether the answer's text was "whole".
 
     An answer that a token stopped ends with a stop id, so that it is judged whether the target stops there too.
@@ -238,6 +236,4 @@ def server_row(
         ids = [*ids, closing[1] if closing else stop_ids[0]]
     generation = Generation(list(ids), [], "stop" if answer.stopped else "length")
     row = output_row(AnsweredPrompt(prompt, generation), codec, DecodeSettings())  # greedy
-    # The ids of a prompt come back as many as they were, unless the server adds to them.
-    counted = prompt_tokens if answer.prompt_tokens == len(prompt.token_ids) and prompt_tokens else answer.prompt_tokens
-    return {**row, "server": {"prompt_tokens": counted, "counts": answer.counts, "whole": whole}}
+    return {**row, "server": {"prompt_tokens": answer.prompt_tokens, "counts": answer.counts, "whole": whole}}

@@ -1,5 +1,6 @@
 """evals/servers.py: each engine's fields, what is asked, and what is kept where a server fails."""
 
+import dataclasses
 import json
 
 import pytest
@@ -39,8 +40,8 @@ def stop_ids(codec):
 def test_the_same_answer_is_read_from_each_engine(engine, codec, prompts):
     prompt, name = prompts[0], prompts[0].id
     with answering(engine, codec.tokenizer, counts={name: ROUNDS}, extra_tokens=4) as server:
-        answer, counted = open_server(server).answer(prompt)
-    row = server_row(codec, stop_ids(codec), prompt, answer, counted)
+        answer = open_server(server).answer(prompt)
+    row = server_row(codec, stop_ids(codec), prompt, answer)
     ids, length = list(prompt.token_ids), len(prompt.token_ids)
     assert (
         row["token_ids"] == ids + stored_answers()[name][1] and sum(row["loss_mask"]) == len(row["token_ids"]) - length
@@ -55,21 +56,19 @@ def test_the_same_answer_is_read_from_each_engine(engine, codec, prompts):
 
 
 def test_token_ids_are_asked_for_as_they_are(codec, prompts):
-    import dataclasses
-
     prompt = dataclasses.replace(prompts[0], row={"id": prompts[0].id, "token_ids": list(prompts[0].token_ids)})
     for engine in ("vllm", "another"):
         with answering(engine, codec.tokenizer, extra_tokens=4) as server:
-            answer, counted = open_server(server).answer(prompt)
+            answer = open_server(server).answer(prompt)
             assert [path for path, _ in server.asked] == ["/v1/completions"]
-        assert answer.prompt_tokens == len(prompt.token_ids) and counted in (None, answer.prompt_tokens)
+        assert answer.prompt_tokens == len(prompt.token_ids)
 
 
 def test_a_text_that_does_not_encode_back_to_itself_is_marked(codec, prompts):
     with answering("another", codec.tokenizer) as server:
         server.text = lambda ids: "a \ufffd b"
         asked = open_server(server).answer(prompts[0])
-        assert not server_row(codec, stop_ids(codec), prompts[0], *asked)["server"]["whole"]
+        assert not server_row(codec, stop_ids(codec), prompts[0], asked)["server"]["whole"]
 
 
 def test_what_was_answered_is_kept_and_the_next_call_goes_on(codec, prompts, tmp_path):
@@ -108,7 +107,7 @@ def test_a_server_that_cannot_be_asked_is_one_sentence(codec, prompts):
     with answering("vllm", codec.tokenizer, key="secret") as server:
         with pytest.raises(DominoError, match="refuses the key .401.; set DOMINO_API_KEY"):
             open_server(server).answer(prompts[0])
-        assert open_server(server, key="secret").answer(prompts[0])[0].stopped
+        assert open_server(server, key="secret").answer(prompts[0]).stopped
         server.forms["/v1/completions"] = lambda *answer: {"choices": []}
         with pytest.raises(DominoError, match="another form than docs/serving.md lists .IndexError"):
             open_server(server, key="secret").answer(prompts[0])
