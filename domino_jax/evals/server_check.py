@@ -1,4 +1,4 @@
-"""A server's answers judged: whether they are the target's own, and its template and its τ those of this pass."""
+"""Judges a server by its answers: whether they are the target's own, its template, and the τ that it reaches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def judge_server(
     """The "server" of evaluation.json, but for τ.
 
     Args:
-        stated: by id of the answer, "server" of its row.  asked: which server, and what its counters gained.
+        stated: by id of the answer, "server" of its row.  asked: the server, and the increase of its counters.
     """
     answers, choices, limit = passes.answers, passes.choices(target), NEAR_TIE[settings.dtype]
     lengths = {answer.id: (stated[answer.id]["prompt_tokens"], len(answer.prompt)) for answer in answers}
@@ -51,7 +51,7 @@ def text_verdicts(
 ) -> dict[str, Any]:
     """Counts of the answers that are the target's own, that leave it at a near tie, and that are wrong.
 
-    An answer that goes on after a stop token is wrong too.
+    An answer that continues after a stop token is wrong too.
     """
 
     def text(ids: Sequence[int]) -> str:
@@ -92,7 +92,7 @@ def acceptance_of(stated: Mapping[str, Mapping[str, Any]], gained: Mapping[str, 
 def compare_tau(
     answers: Sequence[TargetAnswer], accepted: Sequence[Accepted], acceptance: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """τ of the server beside those of one pass with the same number of drafts, and what to look at where it is low."""
+    """Sets τ of the server beside τ of one pass with the same number of drafts, with a hint where it is low."""
     if acceptance is None:
         return None
     ids, rounds = set(acceptance["ids"]), acceptance["rounds"]

@@ -1,7 +1,7 @@
 """A running server asked for greedy answers to prompts, through the API of its engine (docs/serving.md).
 
 The model card of /v1/models names the engine. Four engines read a prompt as token ids and state the ids of the answer;
-any other server is asked with texts, and what it answers is encoded again.
+any other server gets texts, and its answers are encoded again.
 """
 
 import http.client
@@ -24,15 +24,15 @@ from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.journal import Journal
 from domino_jax.runtime.progress import Progress
 
-SECONDS = 600.0  # in which an answer has to come
+SECONDS = 600.0  # that a server has for an answer
 COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+)_total\{(.*)\} (\S+)$", re.MULTILINE)
 
 
 class ServerAnswer(NamedTuple):
-    """An answer in the server's words. token_ids: None where it gives only a text.  stopped: by a token, not a limit.
+    """The answer of a server. token_ids: None where it states only a text.  stopped: by a token, not a limit.
 
-    counts: "rounds", the "drafts" that they offered, and where it is known the rounds that "kept_first", their first
-        draft; None where no acceptance is stated.
+    counts: "rounds", their "drafts", and where it is known the rounds that "kept_first", their first draft; None where
+        no acceptance is stated.
     """
 
     token_ids: list[int] | None
@@ -43,7 +43,7 @@ class ServerAnswer(NamedTuple):
 
 
 def read_completion(raw: dict[str, Any]) -> ServerAnswer:
-    """domino_jax, and vLLM 0.32 and 0.33, which state acceptance with --per-request-spec-decode-metrics=summary."""
+    """An answer of domino_jax, or of vLLM, whose counts need --per-request-spec-decode-metrics=summary (0.32, 0.33)."""
     choice, counts = raw["choices"][0], (raw.get("metrics") or {}).get("speculative_decoding")
     if counts:
         rounds, histogram = counts["num_spec_steps"], counts["acceptance_histogram"]
@@ -54,7 +54,7 @@ def read_completion(raw: dict[str, Any]) -> ServerAnswer:
 
 
 def read_generate(raw: dict[str, Any]) -> ServerAnswer:
-    """SGLang 0.5.23; sglang-jax states no acceptance."""
+    """An answer of SGLang 0.5.23 or sglang-jax, which states no acceptance."""
     meta, counts = raw["meta_info"], None
     if "spec_verify_ct" in meta:
         counts = {"rounds": meta["spec_verify_ct"], "drafts": meta["spec_num_proposed_drafts"]}
@@ -64,7 +64,7 @@ def read_generate(raw: dict[str, Any]) -> ServerAnswer:
 
 
 def read_llama(raw: dict[str, Any]) -> ServerAnswer:
-    """llama.cpp. The prompt's pass emits the first token, each round its accepted drafts and one token more."""
+    """An answer of llama.cpp. The prefill emits the first token, each round its accepted drafts and one token more."""
     timings, counts = raw["timings"], None
     if "draft_n" in timings:
         rounds = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
@@ -73,7 +73,7 @@ def read_llama(raw: dict[str, Any]) -> ServerAnswer:
 
 
 def read_text(raw: dict[str, Any]) -> ServerAnswer:
-    """Any server's chat or text completion; no text where thoughts were taken out of it, because it is not whole."""
+    """A chat or text completion of any server. A text without its thoughts is not whole, so it is read as empty."""
     choice = raw["choices"][0]
     message = choice.get("message") or {"content": choice.get("text")}
     text = "" if message.get("reasoning") or message.get("reasoning_content") else message["content"] or ""
@@ -109,7 +109,7 @@ class Server:
     """A server at a URL.  most: new tokens of an answer.
 
     Raises:
-        DominoError: nothing answers there, the key is wrong, or none of several models has the name of the target's.
+        DominoError: nothing answers there, the key is wrong, or none of several models has the target's name.
     """
 
     def __init__(self, url: str, key: str | None, target_path: str, most: int):
@@ -187,10 +187,10 @@ def ask_prompts(
     """Stores answer_row(prompt, server.answer(prompt)) for each prompt that has no row yet, `requests` at once.
 
     Returns:
-        The prompts of this call, "ids", with what vLLM's counters gained.
+        "ids" of the prompts of this call, and the increase of vLLM's counters.
 
     Raises:
-        DominoError: a prompt is refused or the server ends; the answers so far are kept.
+        DominoError: a prompt is refused or the server ends; the answers so far stay.
     """
     failures, storing = [], threading.Lock()
     with files.opened() as done:
@@ -222,14 +222,14 @@ def ask_prompts(
 
 
 def server_row(codec: TextCodec, stop_ids: Sequence[int], prompt: Prompt, answer: ServerAnswer) -> dict[str, Any]:
-    """The row of a training, with "server": what it stated, and whether the answer's text was "whole".
+    """The row of a training, with "server": its counts, and whether the answer's text was "whole".
 
-    An answer that a token stopped ends with a stop id, so that it is judged whether the target stops there too.
+    An answer that a token stopped gets a stop id at its end, so that the target's stop is judged too.
     """
     ids, whole = answer.token_ids, True
     if ids is None:
         ids = codec.tokenizer(answer.text, add_special_tokens=False)["input_ids"]
-        # U+FFFD is in the place of bytes that are no character.
+        # U+FFFD replaces bytes that are no character.
         whole = bool(ids) and codec.tokenizer.decode(ids) == answer.text and "\ufffd" not in answer.text
     if answer.stopped and stop_ids and not (ids and ids[-1] in stop_ids):
         closing = closing_token(codec.tokenizer)

@@ -1,7 +1,7 @@
-"""Which command reads which keys of a recipe.
+"""The table of commands and the keys of a recipe that each of them reads.
 
-A key that the command line sets and nobody reads makes an experiment that nobody ran. It is refused, or named in a note
-where no result depends on it or only this run does not read it.
+If the command line sets a key that nobody reads, the user believes in an experiment that did not run. Such a key is
+refused. It is only named in a note if no result depends on it, or if other runs of the command read it.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,7 +22,7 @@ def _decode(*names: str) -> tuple[str, ...]:
 MODELS = ("target", "drafter.path", "drafter.head")
 DRAFTING = _decode(*keys_of(DraftSettings))
 SAMPLING = _decode("seed", *SAMPLING_VALUES)
-# Command → the keys and sections that it reads. A dry run takes the command line of the run that it stands for.
+# Command → the keys and sections that it reads. A dry run takes the command line of its run.
 READS = {
     "train": ("seed", "target", "drafter", "data", "train", "checkpoint", "eval", "mesh", "regenerate", "decode"),
     "decode": (*MODELS, "data.train", "data.skip_bad_rows", "eval.prompts", "decode"),
@@ -34,13 +34,13 @@ READS = {
     + _decode("max_new_tokens", "num_prompts", "batch_size", "cache_length", "dtype", "thinking", "mesh"),
 }
 READS |= {"dry_run": READS["train"], "decode_dry_run": (*READS["decode"], "drafter")}
-# Of these sections, what the commands leave out.
+# The keys of these sections that the commands leave out.
 EXCEPT = dict.fromkeys(READS, ()) | {
     "train": _decode("tasks", "concurrency", "mesh"),
     "serve": _decode("num_prompts", "tasks", "concurrency", "batch_size"),
     "evaluate": _decode("num_drafts"),
 }
-# Keys on which no text depends, but memory, speed, or which drafter's folder is looked at.
+# Keys on which no text depends, but memory, speed, or the choice of the drafter's folder.
 HARMLESS = ("drafter.path", *_decode("cache_length", "batch_size"), *DRAFTING)
 # Keys that the evaluations of a training read; the others of the decode section are for its final decoding.
 EVALUATED = _decode("max_new_tokens", "thinking", "num_drafts", "draft_sharpness", "head_candidates")
@@ -50,12 +50,12 @@ ANSWERED = (*SAMPLING, "decode.max_new_tokens", "eval.prompts", "regenerate.batc
 COMMON = ("dpace_alpha", *LAMBDA_KEYS)
 # Keys of the drafter and train sections that not all drafters read.
 READ_BY_SOME = frozenset(name for drafter in CONFIGS.values() for name in drafter.reads)
-# Values that ask for nothing: all others, in a recipe too, are refused where they are not read.
+# Values that change nothing: all others, in a recipe too, are refused where they are not read.
 OFF = {"train.loss": "own", "train.dpace_alpha": None, "train.frozen_backbone": None}
 
 
 class Unread(NamedTuple):
-    """A key that a run does not read. refused: else it is only named."""
+    """A key that a run does not read. refused: False if a note only names it."""
 
     key: str
     why: str
@@ -63,7 +63,7 @@ class Unread(NamedTuple):
 
 
 def unread_keys(config, command: str, set_keys: Collection[str], given: Collection[str] = ()) -> Iterator[Unread]:
-    """The keys that the command line sets for nothing, and those that a recipe turns on for nothing.
+    """Yields the keys that the command line sets, or a recipe turns on, without any effect.
 
     Args:
         command: a key of READS.  given: the command's flags besides the recipe, as "answers".
@@ -81,7 +81,7 @@ def unread_keys(config, command: str, set_keys: Collection[str], given: Collecti
 
 
 def reads(command: str, key: str) -> bool:
-    """Whether some runs of the command read the key."""
+    """True if some runs of the command read the key."""
     return _covered(key, READS[command]) and not _covered(key, EXCEPT[command])
 
 
@@ -90,7 +90,7 @@ def _covered(key: str, names: Collection[str]) -> bool:
 
 
 def _change(config, command: str, key: str) -> str:
-    """What to set in place of a key: that of the same name which the command reads, if there is one."""
+    """The advice for a key: the key of the same name that the command reads, if there is one."""
     last = key.rpartition(".")[2]
     others = [name for name, _, _ in walk(config) if name.rpartition(".")[2] == last and reads(command, name)]
     others.sort(key=lambda name: not name.startswith(command))  # its own section first
@@ -98,7 +98,7 @@ def _change(config, command: str, key: str) -> str:
 
 
 def _unread_here(config, command: str, key: str, given: Collection[str]) -> str | None:
-    """Why this run does not read a key that other runs of the command read; None where it does."""
+    """The reason why this run does not read a key that other runs of the command read; None where it does."""
     section, decode = key.partition(".")[0], config.decode
     rules: tuple[tuple[Any, str], ...] = ((not reads(command, key), f"{command} does not read it"),)
     if command == "train":

@@ -73,7 +73,7 @@ def test_faults_of_a_server_are_named(check, monkeypatch):
     other = {"id": IDS[0], "server": len(prompt) + 4, "here": len(prompt)}
     assert checked["prompts"] == {"same": 0, "of": 4, "first_other": other}
     assert checked["cut"] == 1 and "1 answers were cut" in printed
-    # The stop token that the early end stands for counts as one.
+    # The early end counts as one stop token.
     assert tau["tau"] == pytest.approx((tokens - 3) / (tokens - 5)) and tau["drafts"] == 8
     assert "check the shift, the mask token" in tau["hint"] and tau["hint"] in printed
 

@@ -123,11 +123,11 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsy
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with Checkpoints(workdir) as checkpoints:
-        checkpoints.mark_tau(9, 4.5, "these answers")  # the best and the newest, looked at once
+        checkpoints.mark_tau(9, 4.5, "these answers")  # the best and the newest, read once
     code, message = start(capsys, workdir, workdir / "out")
     assert code == 0 and message.count("step 9 is damaged and skipped") == 1 and "the drafter of step 7" in message
     assert_same(exported(workdir / "out")[1], drafter[1])
-    assert (workdir / "checkpoints" / "9").is_dir()  # looked at, not touched
+    assert (workdir / "checkpoints" / "9").is_dir()  # read, not moved
 
 
 def test_the_card_of_a_run_names_rows_and_the_tau_of_the_step_that_was_decoded(workdir, capsys):

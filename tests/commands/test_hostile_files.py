@@ -1,4 +1,4 @@
-"""Files that a run or a person left: whatever one holds, reading it is one sentence or a value, never a traceback."""
+"""Files that a run or a person left: reading any content gives one sentence or a value, never a traceback."""
 
 import pytest
 from etils import epath

@@ -45,7 +45,7 @@ DRAFTERS = {
         "drafter.target_layer_ids": "(1,2,4)",
     },
 }
-# What each head logs beside the rest.
+# Fields that each head logs beside the rest.
 LOGGED = {
     "dflash2": {"selector_loss", "selector_coverage", "serving_accept_len", "oracle_accept_len"},
     "markov": {"l1_loss", "confidence_loss", "tau_probabilistic"},
@@ -108,7 +108,7 @@ def test_a_run_that_is_cut_off_continues_exactly(finished, finished_run, tmp_pat
 
 
 def test_a_run_that_continues_keeps_its_draft_vocabulary(finished, finished_run, tmp_path):
-    """The rows of its lm_head were trained for these tokens, whatever the rows of the data give now."""
+    """The rows of its lm_head were trained for these tokens, and other rows of data do not change them."""
     workdir = interrupted(finished("eagle3"), tmp_path / "again", 2)
     config = json.loads((workdir / "drafter_config.json").read_text())
     config["draft_tokens"][-1] += 1

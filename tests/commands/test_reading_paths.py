@@ -59,7 +59,7 @@ def test_a_batch_passes_the_files_of_its_path_and_at_most_10_calls_to_the_loss(t
         run("train", *arguments(training_files(tmp_path), tmp_path / "run"))
     loss = stacks["block_sums"]
     *path, drafter, last = path_of("a training step")
-    # It cuts the batch into slices, and says itself that a first reader skips it.
+    # It cuts the batch into slices, and its first line lets a first reader skip it.
     assert [*path, last] == [file for file in files(loss) if file != "domino_jax/method/sliced_loss.py"]
     assert [*path, drafter] == files(stacks["__call__"])
     assert len(loss) - 1 <= 10, [name for _, name in loss]

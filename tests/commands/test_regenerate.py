@@ -250,7 +250,7 @@ def test_a_missing_drafter_is_reported(tmp_path, capsys):
     argv += [f"--config.drafter.path={GOLDEN / 'drafter'}"]
     assert run("regenerate", *argv, "--config.drafter.head=eagle3") == 2
     assert "drafter.head is 'eagle3', but the drafter in" in capsys.readouterr().err
-    # The drafts are those of the decode section.
+    # The decode section has the keys of drafts.
     assert run("regenerate", *argv, "--config.decode.num_drafts=9", "--config.decode.draft_window=2") == 2
     out, err = capsys.readouterr()
     assert "decode.num_drafts is 9, " in out and "decode.draft_window is 2, " in err
@@ -260,7 +260,7 @@ def test_a_missing_drafter_is_reported(tmp_path, capsys):
 
 
 def run_shares(target, path, count):
-    """What `count` processes do, as threads that meet at the same barriers."""
+    """Runs `count` processes as threads that meet at the same barriers."""
     meeting = threading.Barrier(count, timeout=60)
 
     def run(index):

@@ -72,7 +72,7 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     assert held_out[1:] == case["prompt"][1:]
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
-    # It goes on with other rows and more steps: judged by the same prompts, after a look at the new rows.
+    # It continues with other rows and more steps: the same prompts judge it, and the pre-flight reads the new rows.
     others = [row for row in ids if row[0] != held_out[0]][:12]
     write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in others])
     assert start([*argv, "--config.train.steps=4", "--allow_config_change=data.train,train.steps"]) == 0

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tools
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the package of a wheel alone; its requirements are those of this environment."""
+    """A folder with the package of a wheel alone; this environment has its requirements."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a copy, as a build leaves its own files beside the source
     for name in ("domino_jax", "configs"):

@@ -67,8 +67,8 @@ def assert_full_blocks(port: int) -> None:
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
-    """What it says is in the attributes of its server: engine, key, answers (by id), counts (by id), extra_tokens of
-    every prompt, tokenizer, refused (ids), and asked, the paths and bodies that arrived."""
+    """Its server's attributes hold the answers: engine, key, answers (by id), counts (by id), extra_tokens of every
+    prompt, tokenizer, refused (ids), and asked, the paths and bodies that arrived."""
 
     protocol_version = "HTTP/1.1"
 
@@ -104,7 +104,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 
 class AnsweringServer(http.server.ThreadingHTTPServer):
-    """The forms are those of vLLM 0.33.0, SGLang 0.5.23 and the llama.cpp of llama-cpp-python 0.3.36 (2026-11-28)."""
+    """It answers as vLLM 0.33.0, SGLang 0.5.23 and the llama.cpp of llama-cpp-python 0.3.36 do (2026-11-28)."""
 
     daemon_threads = True
 

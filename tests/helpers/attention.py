@@ -13,6 +13,6 @@ def arrays(batch, heads, kv_heads, length, slots, width=128, mask_rows=None, dty
 
 
 def shapes(batch, heads, kv_heads, length, slots, width=128, dtype=jnp.bfloat16):
-    """Those of q, k, v and the mask."""
+    """The shapes of q, k, v and the mask."""
     made = [(batch, heads, length, width), *2 * [(batch, kv_heads, slots, width)]]
     return [*(jax.ShapeDtypeStruct(shape, dtype) for shape in made), jax.ShapeDtypeStruct((batch, length, slots), bool)]

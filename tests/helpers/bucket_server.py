@@ -62,7 +62,7 @@ def make_bucket(url: str, name: str) -> str:
 
 
 def variables(url: str) -> dict[str, str]:
-    """What leads gcsfs and tensorstore to the server, which asks for no credentials."""
-    # The last one: gcsfs would ask a service that this server has not for the kind of each bucket.
+    """Environment variables that lead gcsfs and tensorstore to the server, which needs no credentials."""
+    # Without the last one gcsfs would request the kind of each bucket from a service that this server does not have.
     kind = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     return {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "NO_GCE_CHECK": "true", **kind}

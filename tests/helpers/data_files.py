@@ -21,7 +21,7 @@ def row(first: int, length: int, mask: list[int] | None = None) -> dict:
 
 
 def rows_of(lengths: list[int]) -> list[dict]:
-    """Row k holds ids from 100 k on, so that a token tells where it is from."""
+    """Row k holds ids from 100 k on, so that a token shows its row."""
     return [row(100 * place, length) for place, length in enumerate(lengths)]
 
 
@@ -30,7 +30,7 @@ def jsonl(rows: list[dict]) -> bytes:
 
 
 def write_rows(folder: pathlib.Path, rows: list[dict], name: str = "rows.jsonl") -> pathlib.Path:
-    """A file in the form its name says."""
+    """A file in the form of its name."""
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith(".gz"):
@@ -60,7 +60,7 @@ def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:
 
 
 class BytesTokenizer:
-    """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A asks for the assistant's."""
+    """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A begins the assistant's."""
 
     chat_template, is_fast = "a turn is R(text|)", False
 

@@ -1,8 +1,8 @@
-"""Decoding of a tiny random model on meshes, in a process of its own with fake CPU devices (test_decode_meshes.py).
+"""Decoding of a tiny random model on meshes, in a separate process with fake CPU devices (test_decode_meshes.py).
 
     JAX_NUM_CPU_DEVICES=8 python -m tests.helpers.decode_mesh_run '{"name": [2, 4], ...}'
 
-With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices are those of several
+With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices belong to several
 processes. Prints one JSON object: name → {mode: texts, "candidates": texts of chains with few candidates, "split":
 leaves of the parameters that no device holds whole, "sizes": slots of the caches of plain decoding, "cache": share of
 the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
@@ -32,10 +32,10 @@ PROMPTS = random_prompts(11)
 MODES = ("autoregressive", "domino", "tree")
 TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
 CANDIDATES = 5  # of the chains in "candidates"
-# What is decoded of the first batch alone, in caches that hold the answers from the start: {name: mode}.
+# Modes for the first batch alone, in caches that hold the answers from the start: {name: mode}.
 ONE_BATCH = {"candidates": "domino", "tree": "tree"}
 EVALUATION = "evaluation"  # the name under which meshes (data, fsdp, tensor) are for the trainer's evaluation
-COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
+COMMAND = "command"  # the name of arguments of domino_jax.decode, instead of a mesh
 
 
 def laid_out(models: Pair, mesh) -> Pair:

@@ -1,4 +1,4 @@
-"""What the decoding tests share: tiny random models, the golden pairs, stub drafts, and the chi-square yardstick."""
+"""Shared by the decoding tests: tiny random models, the golden pairs, stub drafts, and the chi-square yardstick."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ from tests.helpers.models import load_golden
 
 VOCAB = 64
 CHAINS = ("autoregressive", "backbone", "domino")
-# Kinds of Domino drafter: where labels stand, and how many drafts the head leaves alone.
+# Kinds of Domino drafter: shifted or not, and the number of drafts that the head leaves alone.
 DRAFTERS = {
     "shifted, prefix 1": {"shift_label": True, "pure_draft_prefix_len": 1},
     "shifted, prefix 2": {"shift_label": True, "pure_draft_prefix_len": 2},
@@ -95,7 +95,7 @@ def eagle3_config(target: Qwen3Config, **choices) -> Eagle3Config:
 
 
 def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[AnyDrafter, dict]:
-    """One layer, or as many as `layer_types` has, over layer 0 of the target; or what HEAD_SIZES says."""
+    """One layer, or one for each of `layer_types`, over layer 0 of the target; or the sizes of HEAD_SIZES."""
     if choices.get("head") == "eagle3":
         drafter = new_drafter(
             eagle3_config(target.config, **{name: choices[name] for name in choices if name != "head"})
@@ -149,8 +149,8 @@ def in_eight_bits(models: Pair, part: str) -> Pair:
 
 
 def rows_read(models: Pair, state, row: int, end: int) -> list[jax.Array]:
-    """What the next round reads of both caches of a text of `end` rows. The row of EAGLE-3 before the anchor is left
-    out: that round writes it, because a prefill does not know the token after it."""
+    """The rows of both caches that the next round reads, of a text of `end` rows. The row of EAGLE-3 before the anchor
+    is left out: that round writes it, because a prefill does not know the token after it."""
     taken = [leaf[row, :, :end] for leaf in jax.tree.leaves(state.target_cache)]
     end -= models.drafter.config.head == "eagle3"
     return taken + [leaf[row, :, :end] if leaf.ndim == 4 else leaf[row] for leaf in jax.tree.leaves(state.draft_cache)]

@@ -1,4 +1,4 @@
-"""Two rows apart, and the same rows in one packed row."""
+"""Two separate rows, and the same rows in one packed row."""
 
 import jax
 import jax.numpy as jnp

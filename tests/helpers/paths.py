@@ -1,4 +1,4 @@
-"""Where the tests find the repository and its stored models."""
+"""Paths of the repository and of its stored models."""
 
 import pathlib
 

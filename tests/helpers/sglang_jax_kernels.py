@@ -49,7 +49,7 @@ def ragged_paged_attention(
     sliding_window: int | None = None,
     **unused,
 ) -> tuple[jax.Array, jax.Array]:
-    """The tokens' keys and values go into their pages; then all tokens read all pages of their own sequence.
+    """The tokens' keys and values go into their pages; then all tokens read all pages of their sequence.
 
     queries [T, H, D], keys and values [T, K, D] of sequences one after another; cache [pages, page, 2K/p, p, ≥D] with
     keys and values of a head side by side; cu_kv_lens in tokens, each sequence from a whole page.

@@ -2,9 +2,9 @@
 
     pytest -m slow -n 2 --dist=loadfile --no-loadscope-reorder --minutes=15 --turn=$(git rev-list --count HEAD)
 
-starts no test after 15 minutes and lists what it did not reach. The files are divided into the fewest parts of which
-each fits those minutes on two workers. Turn T begins with part T, its longest file first, and goes on with the next.
-A test that takes longer than half a minute says so: @pytest.mark.slow(minutes=3).
+The command starts no test after 15 minutes and lists the tests that it did not reach. The files are divided into the
+fewest parts that each fit 15 minutes on two workers. Turn T begins with part T, its longest file first, and continues
+with the next one. A test of more than half a minute is marked with its length: @pytest.mark.slow(minutes=3).
 """
 
 import math

@@ -70,7 +70,7 @@ class Cluster:
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """What scontrol shows of a job, by name."""
+        """The fields that scontrol shows of a job, by name."""
         shown = self.run("scontrol", "show", "-o", "job", number)
         return dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
 

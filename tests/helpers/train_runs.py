@@ -111,7 +111,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def train_once(workdir: pathlib.Path, argv_of) -> pathlib.Path:
-    """The workdir of a finished run, trained by the first process that asks for it. argv_of: its flags by its folder.
+    """The workdir of a finished run, trained by the first process that needs it. argv_of: its flags by its folder.
 
     The parts of a round are timed in test_decode_command.py alone.
     """

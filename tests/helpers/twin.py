@@ -65,9 +65,9 @@ def _pass(target: Pair, tokens: jax.Array) -> jax.Array:
 def plain_texts(
     models: Pair, prompts: list[list[int]], requests: list[Request], stop_ids: tuple[int, ...] = ()
 ) -> list[list[int]]:
-    """The new tokens of every request, which has all its values: max_new_tokens of them, whatever the stop ids.
+    """The new tokens of every request, which has all its values: max_new_tokens of them, also after a stop id.
 
-    stop_ids: which the first min_tokens of a request are none of.
+    stop_ids: the first min_tokens of a request have none of them.
     """
     target = Pair(models.target, models.target_params)
     texts, vocab = [list(prompt) for prompt in prompts], models.target.config.vocab_size

@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 def write_entry_point(folder, name: str, target: str) -> None:
-    """What makes each process of vLLM call `target`."""
+    """An entry point by which each process of vLLM calls `target`."""
     facts = folder / f"{name}-0.0.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0\n")
@@ -38,7 +38,7 @@ def vllm_server(python: str, folder, plugins, port: int, target, drafter, drafts
     write_entry_point(folder / "norm", "vllm_norm", "vllm_norm:register")
     shutil.copy(ROOT / "tests" / "helpers" / "vllm_norm.py", folder / "norm")
     options = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": drafts}
-    # The build for CPUs has no working `vllm` command: it asks for the metadata of the package vllm.
+    # The build for CPUs has no working `vllm` command, which needs the metadata of the package vllm.
     words = [python, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", target, "--port", port, *flags]
     words += ["--host=127.0.0.1", "--dtype=float32", "--max-model-len=512", "--max-num-seqs=8", "--enforce-eager"]
     words += [f"--speculative-config={json.dumps(options)}"]

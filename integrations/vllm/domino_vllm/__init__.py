@@ -1,4 +1,4 @@
-"""Domino drafting in vLLM, as a plug-in: docs/serving.md says how to start it and what was never run.
+"""Domino drafting in vLLM, as a plug-in: docs/serving.md has its commands and the list of runs.
 
 It imports nothing of domino_jax, so that an engine's environment needs no JAX.
 """

@@ -1,4 +1,4 @@
-"""What this plug-in uses of vLLM. Another version, or one with other names or parameters, is refused."""
+"""The names of vLLM that this plug-in uses. Another version, or one with other names or parameters, is refused."""
 
 import functools
 import importlib

@@ -75,7 +75,7 @@ class DominoSpeculator(DFlashSpeculator):
         adaptive = self.acceptance_estimator is not None  # enable_adaptive_verification
         self.draft_tokens[:num_reqs], corrected = self.model.roll_out(z, anchors, keep_logits=adaptive)
         if adaptive:
-            # Of the candidates alone where they are chosen, as the engine's DFlash2 does.
+            # The estimator gets the candidates' logits, as from the engine's DFlash2.
             count, logits = num_reqs * drafts, torch.stack(corrected, dim=1).flatten(0, 1)
             self._maybe_predict_acceptance(logits, self.sample_idx_mapping[:count], self.sample_col[:count])
 
