@@ -1,4 +1,4 @@
-"""What every launcher does alike: its own flags before `--`, the train command after it, commands shown or run.
+"""Shared by all launchers: their own flags before `--`, the train command after it, commands shown or run.
 
 A command is a list of words. It becomes text only here, each word quoted, so a name with a space or a semicolon stays
 one word in every shell on the way.
@@ -151,7 +151,7 @@ def _wait(child: subprocess.Popen, stop: signals.Stop) -> int:
 
 
 def read(command: Sequence[str]) -> str | None:
-    """What a command prints, stripped; None when it fails or is not installed."""
+    """The output of a command, stripped; None when it fails or is not installed."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What launch.tpu_vm and launch.queued_resources ask gcloud, and what they do when it has no answer."""
+"""Questions of launch.tpu_vm and launch.queued_resources to gcloud, with a policy for missing answers."""
 
 import argparse
 import subprocess
@@ -11,7 +11,7 @@ TRIES = 10
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What names a TPU and says where and of which kind it is."""
+    """Adds the flags for the name, the place and the kind of a TPU."""
     parser.add_argument("--name", required=True)
     parser.add_argument("--zone", required=True)
     parser.add_argument("--type", required=True, help="accelerator type, as v5litepod-16")
@@ -22,11 +22,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def ask(command: Sequence[str]) -> str | None:
-    """What gcloud prints; None when what it looks for does not exist.
+    """The output of gcloud; None when the resource does not exist.
 
     Another failure (no network, no login, a service that is down) is tried again for some minutes; then it ends the
-    launcher with exit code 2. The run of launch.queued_resources goes on without it. That of launch.tpu_vm has already
-    ended when gcloud is asked, because it is tethered to its launcher.
+    launcher with exit code 2. The run of launch.queued_resources continues without it. A run of launch.tpu_vm
+    has already ended when gcloud is called, because it is tethered to its launcher.
     """
     pauses = restarts.Pauses()
     with signals.passed_on() as stop:
@@ -45,5 +45,5 @@ def ask(command: Sequence[str]) -> str | None:
 
 
 def is_missing(error: str) -> bool:
-    """Whether gcloud's message reports that there is no such resource or object."""
+    """True if gcloud's message reports that there is no such resource or object."""
     return "NOT_FOUND" in error or "matched no objects" in error

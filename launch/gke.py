@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def manifest(args: argparse.Namespace) -> str:
-    """The JobSet; every value is filled in as JSON, which YAML reads as it is meant, whatever characters it has."""
+    """The JobSet; every value is filled in as JSON, which YAML reads as it is meant, with any characters."""
     values = {
         "name": args.name,
         "accelerator": args.accelerator,

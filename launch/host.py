@@ -3,7 +3,7 @@
     python3 -m launch.host [--tether] [--max_restarts=N] -- COMMAND
     python3 -m launch.host --stop
 
-Only one run at a time is on a machine: a second one waits for the end of the first, and gives up with exit code 2. The
+Only one run at a time is on a machine: a second one waits for the end of the first, and ends with exit code 2. The
 lock is ~/.domino_jax.HOST.lock, or the file that DOMINO_LOCK names.
 Signals are passed on to the command. With --tether the standard input is the launcher's: when it ends, or is silent
 for two minutes, the command gets SIGTERM, saves and leaves. Its output is also written to --log, and a connection that
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def watch(tether: int) -> None:
-    """Ask ourselves to stop when the launcher is gone: its end of the tether is closed or silent."""
+    """Stops this process when the launcher is gone: its end of the tether is closed or silent."""
     while select.select([tether], [], [], PATIENCE)[0] and os.read(tether, 4096):
         pass
     commands.say("the launcher is gone, stopping")

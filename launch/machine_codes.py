@@ -1,4 +1,4 @@
-"""What the machines of a queued resource have left in storage, read as one exit code.
+"""Reads the lines that the machines of a queued resource left in storage as one exit code.
 
 Each machine has a file with one line, which its later lines replace: "SECONDS running HOST" or "SECONDS CODE HOST".
 """
@@ -25,7 +25,7 @@ def final(text: str) -> int | None:
 
 
 class Watch:
-    """One attempt, looked at again and again until its machines agree on an exit code."""
+    """One attempt, read repeatedly until its machines agree on an exit code."""
 
     def __init__(self, poll: float) -> None:
         self._began = time.monotonic()
@@ -38,7 +38,7 @@ class Watch:
         return time.monotonic() - self._began
 
     def verdict(self, state: str | None, text: str) -> int | None:
-        """The run's exit code, or None to go on waiting; state is the resource's, text all machines' lines."""
+        """The run's exit code, or None to wait longer; state is the resource's, text all machines' lines."""
         self._unchanged = self._unchanged + 1 if text == self._last else 0
         self._last = text
         self._gone = self._gone + 1 if state is None else 0

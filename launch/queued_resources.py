@@ -5,10 +5,10 @@
         -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run \\
         --config.data.train=gs://bucket/rows.jsonl
 
-Copies this commit to --storage, asks for the machines and waits: a resource that was taken away is requested again with
+Copies this commit to --storage, requests the machines and waits: a resource that was taken away is requested again with
 the same code and continues from the last checkpoint. Ends with the run's exit code, which each machine leaves in
 --storage under the attempt's name; the launcher itself can be stopped and started again at any time, and --stop ends
-the run. --nodes above 1 asks for several slices.
+the run. --nodes above 1 requests several slices.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def keep(args: argparse.Namespace) -> int:
-    """Wait for the run's exit code and ask for lost machines again; the exit code."""
+    """Waits for the run's exit code, and requests lost machines again. Returns the exit code."""
     attempt = attached(args) or start(args)
     problem = None
     pauses = restarts.Pauses()
@@ -145,7 +145,7 @@ def attached(args: argparse.Namespace) -> str | None:
 
 
 def start(args: argparse.Namespace) -> str:
-    """Copy the last commit and ask for the machines, for the first time: a failure is final. The attempt's name."""
+    """Copies the last commit and requests the machines; here a failure is final. Returns the attempt's name."""
     attempt = attempt_name(args)
     with tempfile.TemporaryDirectory() as folder:
         commands.must(upload(args, attempt, f"{folder}/{tpu_vm.ARCHIVE}"))
@@ -155,14 +155,14 @@ def start(args: argparse.Namespace) -> str:
 
 
 def replace(args: argparse.Namespace, attempt: str, following: str) -> int:
-    """Ask for the machines again, with the attempt's code; 0, or the exit code of the command that failed."""
+    """Requests the machines again, with the attempt's code. Returns 0, or the exit code of the command that failed."""
     # A request that failed may have left a resource or none.
     code = commands.run(delete(args)) if state(args) is not None else 0
     return code or commands.run(copy(args, attempt, following)) or request(args, following)
 
 
 def request(args: argparse.Namespace, attempt: str) -> int:
-    """Ask for the attempt's machines, whose code is stored; 0, or the exit code of the command that failed."""
+    """Requests the attempt's machines, whose code is stored. Returns 0, or the exit code of the command that failed."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / STARTUP
         path.write_text(startup(args, attempt), encoding="utf-8")
@@ -176,7 +176,7 @@ def attempt_name(args: argparse.Namespace) -> str:
 
 
 def fingerprint(args: argparse.Namespace) -> str:
-    """Tells one run from another of the same name."""
+    """Distinguishes one run from another of the same name."""
     run = [args.train, args.env, args.type, args.version, args.nodes]
     return hashlib.sha256(json.dumps(run).encode()).hexdigest()[:8]
 

@@ -1,4 +1,4 @@
-"""Which ends of a run start it again, how often and how fast: the one table that every launcher follows.
+"""The table that every launcher follows: the ends of a run that start it again, how often and how fast.
 
 Launchers written in Python import it; gke and xpk hand its numbers on, and a test holds slurm.sbatch against
 it. Codes are a shell's: 128 + n is death by signal n. docs/commands.md explains the others.
@@ -26,7 +26,7 @@ LASTED = 300.0
 GRACE = 300  # seconds to save and leave in, after SIGTERM and before SIGKILL
 INIT_SECONDS = 900  # that the processes wait for each other at a start: machines are not ready in the same minute
 
-# For the train command. DOMINO_RESTARTED: whoever is not there in time counts as lost (SIGABRT), not as a mistake (2).
+# For the train command. DOMINO_RESTARTED: a process that is late counts as lost (SIGABRT), not as a mistake (2).
 ENVIRONMENT = {"DOMINO_INIT_SECONDS": str(INIT_SECONDS), "DOMINO_RESTARTED": "1"}
 
 

@@ -49,7 +49,7 @@ def passed_on() -> Iterator[Stop]:
         return
     stop = Stop()
     _active.append(stop)
-    # What nohup or the shell had ignored stays ignored.
+    # Signals that nohup or the shell had ignored stay ignored.
     heard = [number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in heard}
     try:

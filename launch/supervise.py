@@ -1,6 +1,6 @@
 """Starts the processes of one run, keeps a log of each, and starts all of them again when that can help.
 
-The rules are those of launch/restarts.py. Nothing but its own children is ever signalled.
+It follows the rules of launch/restarts.py and signals only its own children.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Child:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End what is left of the process and of those that it started."""
+        """Ends the rest of the process and of the processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

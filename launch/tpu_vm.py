@@ -32,7 +32,7 @@ LAST_COMMIT = ("git", "rev-parse", "HEAD")
 
 @dataclasses.dataclass
 class Vm:
-    """What this launcher has done to the VM."""
+    """The state of the VM, as this launcher has changed it."""
 
     commit: str = ""  # the same one after a restart, though the user may commit meanwhile
     created: bool = False  # by this launcher
@@ -111,7 +111,7 @@ def keep(args: argparse.Namespace, vm: Vm) -> int:
         return [rank(args, worker) for worker in range(ready(args, vm))]
 
     def again(code: int) -> bool:
-        # A machine that goes away leaves whichever code gcloud has for it.
+        # A machine that goes away leaves gcloud's code for it.
         return code == supervise.LOST or restarts.starts_again(code) or state(args) in TAKEN_AWAY
 
     return supervise.keep_running(ranks, args.max_restarts, restarts.GRACE, again)

@@ -1,4 +1,4 @@
-"""What this adapter uses of sglang-jax. An engine without it, or with other parameters, is refused at import."""
+"""The names of sglang-jax that this adapter uses. An engine that lacks or changes one is refused at import."""
 
 import functools
 import importlib

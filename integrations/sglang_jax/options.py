@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from integrations.sglang_jax.drafter import Unsupported, check_rope, local_folder, read_config
 
-# What the engine demands of DFLASH, its name for drafters with a parallel backbone.
+# The engine's options for DFLASH, its name for drafters with a parallel backbone.
 FIXED = {
     "--speculative-algorithm": "DFLASH",
     "--speculative-eagle-topk": "1",
@@ -17,7 +17,7 @@ TARGET = ("--model-path", "--model")  # the engine's two names
 
 
 def server_arguments(words: Sequence[str]) -> list[str]:
-    """The engine's arguments: those of the user, and the ones that a Domino drafter needs.
+    """The engine's arguments: the user's, and the ones that a Domino drafter needs.
 
     Without a number of rows (`ROWS`, the anchor and the drafts) a round verifies all drafts of the block; the engine's
     own default is the block, with which a shifted drafter loses its last draft.

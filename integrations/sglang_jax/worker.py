@@ -143,7 +143,7 @@ class DominoWorker(dflash_worker.DFlashWorker):
         return self._flat(jnp.concatenate([anchors[:, None], self._reshard(masks, "data", None)], axis=1))
 
     def _slots(self, reserved: jax.Array, starts: jax.Array, valid: jax.Array) -> jax.Array:
-        """The R cache slots [B·R] from `starts` [B] on, of those reserved for each row; -1 where a row is not live."""
+        """The R cache slots [B·R] from `starts` [B] on, of each row's reserved ones; -1 where a row is not live."""
         table, rows = reserved.reshape(valid.shape[0], -1), self.block_size
         columns = jnp.clip(starts, 0, table.shape[1] - rows)[:, None] + jnp.arange(rows, dtype=jnp.int32)
         lines = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
