@@ -167,7 +167,7 @@ def main(flags: cli.Flags) -> int | None:
             export_drafter(*best)
         report_export(workdir, drafter_config, best.step)
         on_mesh.close()
-        with watchdog.paused():
+        with watchdog.slow("the final decoding", times=0):
             decode_finally(config, loaded, identity, best, workdir, export_drafter)
         if distributed.is_primary():
             marker = {"step": loop.done, "exported_step": best.step, "target": identity}

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 HUNG = 43  # exit code: the run hung and the watchdog ended the process; every launcher starts the run again
@@ -25,7 +26,7 @@ class Watchdog:
         """
         self._seconds, self._end = seconds, end
         self._watched, self._limit = "the start", SLOW * seconds
-        self._timers: list[threading.Timer] = []
+        self._timer = threading.Timer(0, print)
 
     def beat(self) -> None:
         """A step is done, and the next one begins."""
@@ -36,18 +37,9 @@ class Watchdog:
         self._watch(self._watched, self._limit)
 
     @contextlib.contextmanager
-    def slow(self, name: str) -> Iterator[None]:
-        """The work in here may take SLOW times as long as a step; slow() again within it begins a new watch."""
-        self._watch(name, SLOW * self._seconds)
-        try:
-            yield
-        finally:
-            self.beat()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """The work in here is not watched."""
-        self._watch("paused", 0)
+    def slow(self, name: str, times: float = SLOW) -> Iterator[None]:
+        """The work in here may take `times` as long as a step, 0 for any time; slow() within it begins a new watch."""
+        self._watch(name, times * self._seconds)
         try:
             yield
         finally:
@@ -58,19 +50,20 @@ class Watchdog:
         return self
 
     def __exit__(self, *exception) -> None:
-        self._watch("ended", 0)
+        self._watch("", 0)
 
     def _watch(self, name: str, limit: float) -> None:
         faulthandler.cancel_dump_traceback_later()
-        for timer in self._timers:
-            timer.cancel()
-        self._watched, self._limit, self._timers = name, limit, []
+        self._timer.cancel()
+        self._watched, self._limit = name, limit
         if limit:
             faulthandler.dump_traceback_later(limit, file=sys.__stderr__)
-            line = f"warning: {name} has not ended for {limit:.0f} seconds: exit code {HUNG}"
-            said = threading.Timer(limit, print, (line,), {"flush": True})
-            ended = threading.Timer(limit + REPORT_SECONDS, self._end, (HUNG,))
-            self._timers = [said, ended]
-            for timer in self._timers:
-                timer.daemon = True
-                timer.start()
+            self._timer = threading.Timer(limit, self._report_and_end)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _report_and_end(self) -> None:
+        line = f"warning: {self._watched} has not ended for {self._limit:.0f} seconds: exit code {HUNG}"
+        threading.Thread(target=print, args=(line,), kwargs={"flush": True}, daemon=True).start()
+        time.sleep(REPORT_SECONDS)
+        self._end(HUNG)

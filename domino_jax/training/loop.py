@@ -6,6 +6,7 @@ it loses nothing.
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -70,11 +71,11 @@ class TrainingLoop:
         shapes = set()
         while self.done < self.steps:
             position = self.stream.state()
-            with self.clock.waiting_for_data():
+            with self.clock.spent("data"):
                 batch = next(self.stream)
             self.guard.remember(self.done + 1, batch["row_ids"])
             before, shape = self.measured, batch["tokens"].shape
-            compiles = shape not in shapes  # jit compiles once for each shape of a batch
+            began, compiles = time.monotonic(), shape not in shapes  # jit compiles once for each shape of a batch
             if before is None:
                 say("compiling the training step")
             elif compiles:
@@ -84,10 +85,11 @@ class TrainingLoop:
                 jax.block_until_ready(self.measured if compiles else before)
             shapes.add(shape)
             self.done += 1
-            if before is None or not compiles:  # the clock leaves the first step of a start out by itself
-                self.clock.step_done(self.batch_size, self.batch_size * shape[1])
             if before is None:
-                say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
+                say(f"first step, with its compilation: {time.monotonic() - began:.1f} s")
+                self.clock.restart()
+            elif not compiles:
+                self.clock.step_done(self.batch_size, self.batch_size * shape[1])
             for steps, function in self.hooks:
                 if self.is_due(steps):
                     function(self)
@@ -112,13 +114,13 @@ class TrainingLoop:
         """
         if self.measured is not None:
             self.values()
-        with self.clock.aside(), self.watchdog.slow("a checkpoint"):
+        with self.clock.spent("aside"), self.watchdog.slow("a checkpoint"):
             self.store(self.done, self.state, self.stream.state() if position is None else position, finish)
 
     @contextlib.contextmanager
     def long_task(self, name: str) -> Iterator[None]:
         """For work between steps that begins after a checkpoint: SIGTERM may end a lone process in it at once."""
-        with self.clock.aside(), self.preemption.nothing_to_lose(), self.watchdog.slow(name):
+        with self.clock.spent("aside"), self.preemption.nothing_to_lose(), self.watchdog.slow(name):
             yield
 
     @contextlib.contextmanager
