@@ -262,7 +262,7 @@ def chain_drafting(config, drafter: AnyConfig) -> DraftSettings:
     decode, most = config.decode, drafter.most_drafts
     chosen = {name: decode[name] for name in ("draft_sharpness", "head_candidates")}
     drafting = DraftSettings(num_drafts=min(decode.num_drafts or most, most), **chosen)
-    rules.refuse(drafting.drafter_problem(drafter))
+    rules.refuse(drafting.drafter_problem(drafter), "decode.")
     return drafting
 
 

@@ -7,7 +7,7 @@ in method/config.py.
 
 import functools
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from ml_collections import config_dict
 
@@ -19,8 +19,8 @@ from domino_jax.recipe.readers import unread, unread_keys
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.keys import walk
 
-# (whether it is fine, the recipe's key, what to change)
-Rule = tuple[bool, str, str]
+# (the recipe's key, whether its value is fine, what to change)
+Rule = tuple[str, bool, str]
 
 
 def check(
@@ -35,122 +35,70 @@ def check(
     """
     for key, declared, value in walk(config):
         if change := declared.problem(value):
-            require(config, False, key, change)
-    rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
-    if command in ("train", "dry_run"):  # the others take a drafter as it is
-        rules += [*_training_rules(config), *_start_rules(config)]
-    if command == "train":
-        rules += _data_rules(config)
+            refuse(Problem(key, value, change))
     unread_here = list(unread_keys(config, command, set_keys, given))
-    for rule in [*((False, entry.key, entry.why) for entry in unread_here if entry.refused), *rules]:
-        require(config, *rule)
+    rules = [*((entry.key, not entry.refused, entry.why) for entry in unread_here), *_rules(config, command)]
+    for key, fine, change in rules:
+        if not fine:
+            refuse(Problem(key, functools.reduce(operator.getitem, key.split("."), config), change))
     for entry in unread_here:
         print(f"note: config.{entry.key} is not read here: {entry.why}.", flush=True)
-    refuse(decode_settings(config.decode, config.drafter.head).problem())
-    refuse(TreeSettings(**config.decode.tree).problem())
-    if command == "train" and config.eval.final:
-        _check_final_decoding(config)
+    refuse(decode_settings(config.decode, config.drafter.head).problem(), "decode.")
+    refuse(TreeSettings(**config.decode.tree).problem(), "decode.")
 
 
-def require(config, fine: bool, key: str, change: str) -> None:
-    """DominoError by the recipe's key and its value unless `fine`."""
-    if not fine:
-        value = functools.reduce(operator.getitem, key.split("."), config)
-        raise DominoError(f"config.{key} is {value!r}: {change}.")
-
-
-def refuse(problem: Problem | None) -> None:
-    """DominoError for a problem of the decode section, if there is one."""
+def refuse(problem: Problem | None, section: str = "") -> None:
+    """DominoError for the problem of a key in a section of the recipe, if there is one."""
     if problem:
-        raise DominoError(f"config.decode.{problem}")
+        raise DominoError(f"config.{section}{problem}")
 
 
-# -------------------------------------------------------------------------------------------------- drafter, training
+def _rules(config, command: str) -> Iterator[Rule]:
+    """What keys ask of each other, in the order in which a user would mend them."""
+    data, train, decode, evaluation, head = config.data, config.train, config.decode, config.eval, config.drafter.head
+    kind, modes, window = CONFIGS[head], modes_of(decode, head), config.drafter.sliding_window
+    yield from _mesh_rules("mesh", config.mesh)
+    listed = f"list some of {', '.join(MODES)}, as --config.decode.modes=\"('autoregressive','domino')\""
+    yield "decode.modes", bool(modes), listed
+    yield from _mesh_rules("decode.mesh", decode.mesh)
+    if command not in ("train", "dry_run"):  # the others take a drafter as it is
+        return
+    block = config.drafter.block_size
+    wider = f"give drafter.block_size {block} or more, or 0 for no window"
+    yield "drafter.sliding_window", not 0 < window < block, wider
+    fewer = f"a row of data.max_length {data.max_length} has one anchor less than tokens; change one of the two"
+    yield "train.num_anchors", train.num_anchors < data.max_length or not kind.has_backbone, fewer
+    divides = train.batch_size % train.accumulate == 0
+    yield "train.accumulate", divides, f"it has to divide train.batch_size {train.batch_size}"
+    # What a run starts from.
+    path, start, named = train.frozen_backbone, train.start_from, "name a drafter's folder, or leave it out"
+    counted = f"the draft vocabulary of drafter.head {head} is counted in the rows of each run, so it takes no weights"
+    yield "train.start_from", start is None or (bool(start) and kind.has_backbone), f"{named}; {counted}"
+    both = "it gives all weights, and train.frozen_backbone would replace some of them; leave one of the two out"
+    yield "train.start_from", start is None or path is None, both
+    yield "train.frozen_backbone", path is None or bool(path), named
+    # λ takes from the head's loss what it gives to that of the backbone.
+    trains = path is None or train.lambda_start == 0 or bool(unread("train.lambda_start", head, train.loss))
+    nothing = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
+    yield "train.lambda_start", trains, nothing
+    if command == "dry_run":  # which needs no rows
+        return
+    yield "data.train", bool(data.train), "name the training rows, as --config.data.train=ROWS.jsonl"
+    if evaluation.final:
+        needs = (
+            "eval.final is True and needs held-out prompts; give --config.eval.prompts=PROMPTS.jsonl, or turn it off"
+        )
+        yield "eval.prompts", bool(evaluation.prompts), needs
+        for refused in (refused_mode(mode, kind) for mode in modes):
+            yield "drafter.head", not refused, f"of decode.modes, which eval.final decodes in, {refused}"
+        drafts = not kind.has_backbone and set(modes) - {BASELINE}
+        has_one = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
+        yield "decode.draft_vocab", not (decode.draft_vocab and drafts), has_one
 
 
-def _training_rules(config) -> list[Rule]:
-    data, drafter, train = config.data, config.drafter, config.train
-    anchors = train.num_anchors < data.max_length or not CONFIGS[config.drafter.head].has_backbone  # which draw none
-    return [
-        (
-            not 0 < drafter.sliding_window < drafter.block_size,
-            "drafter.sliding_window",
-            f"give drafter.block_size {drafter.block_size} or more, or 0 for no window",
-        ),
-        (
-            anchors,
-            "train.num_anchors",
-            f"a row of data.max_length {data.max_length} has one anchor less than tokens; change one of the two",
-        ),
-        (
-            train.batch_size % train.accumulate == 0,
-            "train.accumulate",
-            f"it has to divide train.batch_size {train.batch_size}",
-        ),
-    ]
-
-
-def _start_rules(config) -> list[Rule]:
-    """What a run starts from."""
-    head, train = config.drafter.head, config.train
-    path, start = train.frozen_backbone, train.start_from
-    return [
-        (
-            start is None or (bool(start) and CONFIGS[head].has_backbone),
-            "train.start_from",
-            f"name a drafter's folder, or leave it out; the draft vocabulary of drafter.head {head} is counted in the"
-            " rows of each run, so it takes no weights",
-        ),
-        (
-            start is None or path is None,
-            "train.start_from",
-            "it gives all weights, and train.frozen_backbone would replace some of them; leave one of the two out",
-        ),
-        (path is None or bool(path), "train.frozen_backbone", "name a drafter's folder, or leave it out"),
-        (
-            path is None or train.lambda_start == 0 or bool(unread("train.lambda_start", head, train.loss)),
-            "train.lambda_start",  # λ takes from the head's loss what it gives to that of the backbone
-            "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0",
-        ),
-    ]
-
-
-def _data_rules(config) -> list[Rule]:
-    """The rows and prompts of a training."""
-    data, evaluation = config.data, config.eval
-    return [
-        (bool(data.train), "data.train", "name the training rows, as --config.data.train=ROWS.jsonl"),
-        (
-            bool(evaluation.prompts) or not evaluation.final,
-            "eval.prompts",
-            "eval.final is True and needs held-out prompts; give --config.eval.prompts=PROMPTS.jsonl, or turn it off",
-        ),
-    ]
-
-
-# ------------------------------------------------------------------------------------------------- decoding, meshes
-
-
-def _decode_rules(config) -> list[Rule]:
-    modes = modes_of(config.decode, config.drafter.head)
-    change = f"list some of {', '.join(MODES)}, as --config.decode.modes=\"('autoregressive','domino')\""
-    return [(bool(modes), "decode.modes", change), *_mesh_rules("decode.mesh", config.decode.mesh)]
-
-
-def _mesh_rules(section: str, mesh) -> list[Rule]:
-    sizes = "give a number of devices, or -1 for the rest"
-    rules = [(size != 0, f"{section}.{axis}", sizes) for axis, size in mesh.items()]
+def _mesh_rules(section: str, mesh) -> Iterator[Rule]:
     rest = [f"{section}.{axis}" for axis, size in mesh.items() if size == -1]
-    return rules + [(False, key, f"{rest[0]} is -1 too, and only one can be the rest") for key in rest[1:]]
-
-
-def _check_final_decoding(config) -> None:
-    """Refuses before the training what the final decoding would refuse after it."""
-    decode, head = config.decode, config.drafter.head
-    modes, kind = modes_of(decode, head), CONFIGS[head]
-    for mode in modes:
-        refused = refused_mode(mode, kind)
-        require(config, refused is None, "drafter.head", f"of decode.modes, which eval.final decodes in, {refused}")
-    chosen = decode.draft_vocab and not kind.has_backbone and set(modes) - {BASELINE}
-    change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
-    require(config, not chosen, "decode.draft_vocab", change)
+    for axis, size in mesh.items():
+        yield f"{section}.{axis}", size != 0, "give a number of devices, or -1 for the rest"
+    for key in rest[1:]:
+        yield key, False, f"{rest[0]} is -1 too, and only one can be the rest"
