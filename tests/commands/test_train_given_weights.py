@@ -5,7 +5,7 @@ import pytest
 
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.safetensors_file import read_header
-from tests.helpers.train_runs import arguments, interrupted, shared_folder, start, train_once
+from tests.helpers.train_runs import arguments, shared_folder, start, train_once
 
 pytestmark = pytest.mark.long
 
@@ -44,18 +44,11 @@ def test_the_backbone_is_the_other_drafters_to_the_bit_and_the_head_learns(finis
     assert len({row["final_loss"] for row in read_rows(on_its_backbone / "metrics.jsonl")}) == 4
 
 
-def test_a_restart_continues_exactly(finished_run, on_its_backbone, tmp_path):
-    again = interrupted(on_its_backbone, tmp_path / "again", 2)
-    assert run(finished_run, again, **frozen(finished_run)) == 0
-    assert exported(again) == exported(on_its_backbone)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"config__drafter__block_size": 5}, "has block_size 4, and the recipe's drafter has 5"),
         ({"config__drafter__target_layer_ids": "(1,2)"}, "has target_layer_ids (1, 3), and the recipe's drafter has"),
-        ({"config__drafter__shift_label": False}, "has shift_label True, and the recipe's drafter has False"),
     ],
 )
 def test_a_backbone_of_another_shape_is_refused(finished_run, tmp_path, capsys, changes, message):

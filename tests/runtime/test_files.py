@@ -1,13 +1,10 @@
 """files.py: a file is complete or not there, and what several processes need is made once."""
 
 import os
-import threading
 
 import pytest
 
-from domino_jax.data.sources import open_files
-from domino_jax.runtime import files, remote
-from domino_jax.weights import hf
+from domino_jax.runtime import files
 
 
 def full_disk(descriptor):
@@ -33,30 +30,3 @@ def test_a_folder_that_is_not_filled_to_the_end_is_removed(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         files.make_once(tmp_path / "folder", fail)
     assert [path.name for path in tmp_path.iterdir()] == [".folder.lock"]
-
-
-def test_a_model_and_data_in_a_bucket_are_copied_once_whoever_asks_meanwhile(bucket, tmp_path, monkeypatch):
-    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
-    store, copied = remote.filesystem(bucket), []
-    store.pipe_file(f"{bucket}/target/config.json", b"{}")
-    store.pipe_file(f"{bucket}/rows.jsonl", b"{}\n")
-    both, get = threading.Barrier(2), store.get_file
-
-    def get_slowly(name, target):
-        copied.append(name)
-        threading.Event().wait(0.3)
-        get(name, target)
-
-    monkeypatch.setattr(store, "get_file", get_slowly)
-    found = []
-
-    def ask():
-        both.wait()
-        found.append((hf.resolve_folder(f"{bucket}/target"), open_files(f"{bucket}/rows.jsonl", tmp_path)))
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found[0] == found[1] and len(copied) == 2  # a file of each

@@ -15,7 +15,6 @@ from domino_jax.method.drafters import parse_config
 from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.checkpoints import Checkpoints
-from domino_jax.training.metrics import read_rows
 from domino_jax.weights.identity import target_identity
 from tests.helpers.train_runs import GOLDEN, arguments, interrupted, losses, start, weights
 
@@ -74,29 +73,6 @@ def test_the_marker_names_the_step_and_the_export(whole):
     marker = json.loads((whole / "finished.json").read_text())
     target = target_identity(GOLDEN / "target")
     assert marker == {"step": 8, "exported_step": 4, "target": target}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
-def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_path, monkeypatch, capsys, late):
-    workdir = interrupted(whole, tmp_path / "run", 4)  # the evaluation after step 4 has no row
-    write_export = export.write_export
-
-    def dies(*arguments, **named):
-        if late:
-            write_export(*arguments, **named)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(export, "write_export", dies)
-        assert start(command(files, workdir)) == 130
-    assert (workdir / "export").exists() == late
-    assert (workdir / "checkpoints" / "4" / "manifest.json").exists()
-    assert start(command(files, workdir)) == 0
-    message = capsys.readouterr().out
-    assert "continues from step 4" in message and "holds a finished run" not in message
-    assert losses(workdir) == losses(whole) and weights(workdir) == weights(whole)
-    assert [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "eval_tau" in row] == [4, 8]
 
 
 @pytest.mark.parametrize("lost", [("checkpoints",), ("checkpoints", "export"), ("checkpoints/4/manifest.json",)])
