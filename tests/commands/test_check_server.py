@@ -29,7 +29,7 @@ def flags(tmp_path):
 
 @pytest.fixture
 def check(flags, tmp_path, capsys):
-    """check(url): exit code, evaluation.json's "server", that of the drafter, what is printed."""
+    """check(url): exit code, evaluation.json's "server", the drafter's "server", the printed text."""
 
     def start(url):
         code = run("evaluate", f"--server={url}", *flags)

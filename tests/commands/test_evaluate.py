@@ -1,4 +1,4 @@
-"""evaluate.py over the golden models: τ without decoding is that of decoding, and what it refuses."""
+"""evaluate.py over the golden models: τ without decoding equals τ of decoding, and mistakes are refused."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def decoded(tmp_path_factory):
 
 
 def start(capsys, output, **changes):
-    """Runs the command over the golden models: exit code, all that it printed."""
+    """Runs the command over the golden models: exit code, all printed text."""
     code = run("evaluate", *arguments(None, output, **changes))
     return code, "".join(capsys.readouterr())
 

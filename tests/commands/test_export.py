@@ -1,4 +1,4 @@
-"""export.py: a training checkpoint becomes the public folder, byte for byte what the parameters say in bfloat16."""
+"""export.py: a training checkpoint becomes the public folder, byte for byte the parameters in bfloat16."""
 
 import functools
 import json
@@ -72,7 +72,7 @@ def exported(folder):
 
 
 def assert_same(found, params):
-    """Bit for bit what the parameters say in bfloat16."""
+    """The tensors are the parameters in bfloat16, bit for bit."""
     expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(ml_dtypes.bfloat16), params)
     jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, expected)
 

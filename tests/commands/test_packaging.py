@@ -1,4 +1,4 @@
-"""The files around the package: requirements, and what the source must never import."""
+"""The files around the package: requirements, and imports that the source must not have."""
 
 import ast
 import importlib.metadata
@@ -18,7 +18,7 @@ def requirements(name):
     return [line for line in lines if line and not line.startswith("#")]
 
 
-# Looked for before they are imported, and asked for with the line that installs them.
+# Commands look for these before they import them, and name the line that installs them.
 OPTIONAL = {"datasets"}
 RUN = [Requirement(line) for line in requirements("requirements.txt")]
 GCS = [Requirement(line) for line in requirements("requirements-gcs.txt")]

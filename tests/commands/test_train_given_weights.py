@@ -1,4 +1,4 @@
-"""train.py with the backbone or all of another drafter: what is taken, a restart, and drafters that do not fit."""
+"""train.py with the backbone or all of another drafter: the first weights, a restart, and drafters that do not fit."""
 
 import numpy as np
 import pytest

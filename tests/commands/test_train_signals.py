@@ -54,7 +54,7 @@ def in_step(*args, make=building.train_step_of):
 exec(sys.argv.pop(1))
 cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), sys.argv)
 """
-# {phase: what blocks it}
+# {phase: the call that blocks it}
 PHASES = {
     "regenerate": 'blocked(regenerate, "regenerate_rows")',
     "held-out answers": 'blocked(Queue, "prefill")',

@@ -215,7 +215,7 @@ def random_prompts(count: int, shortest: int = 1, longest: int = 12, vocab: int 
 class PlantedDrafts:
     """Drafts from tables instead of from a drafter, by the request of a row and the index of the new token.
 
-    known: int32 [R, N], the draft of request r at index n; of a tree that of its main path.
+    known: int32 [R, N], the draft of request r at index n; of a tree along its main path.
     decoys: int32 [R, N], the sibling of each node of a tree's main path. Decoys have no children.
     keys: uint32 [R, 2], the noise keys of the requests.
     """

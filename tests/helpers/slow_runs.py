@@ -16,7 +16,7 @@ import pytest
 
 WORKERS = 2
 FILLED = 0.8  # of the time that a part may take: two workers never end together, and machines differ
-MINUTES = 0.5  # of a test that does not say
+MINUTES = 0.5  # of a test without a length
 
 
 def pytest_addoption(parser):

@@ -1,4 +1,4 @@
-"""A program for a Python that has vLLM: what the plug-in's speculator gives to the engine's estimator of acceptance.
+"""A program for a Python that has vLLM: it prints what the plug-in's speculator gives to the engine's estimator.
 
 The engine wants full CUDA graphs for it, so a drafter's methods are called without an engine. Prints JSON: how sure the
 estimator is of each draft, and the highest probability of the corrected logits, by request and draft.

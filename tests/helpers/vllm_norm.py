@@ -1,4 +1,4 @@
-"""A plug-in for vLLM's CPU build, whose norm is not that of the drafter that was trained.
+"""A plug-in for vLLM's CPU build, whose norm differs from the trained drafter's.
 
 DFlash norms its context keys [layers, tokens, heads, head_dim] with weights [layers, head_dim]. The CPU kernel of
 vLLM 0.32.0 uses the first row for all layers.
