@@ -29,7 +29,7 @@ from typing import Any
 from etils import epath
 
 from domino_jax import regenerate
-from domino_jax.data.answer_files import ALONE, find_rows
+from domino_jax.data.answer_files import AnswerFiles, find_rows
 from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer, check_answers, count_cut, read_answers
@@ -189,8 +189,7 @@ def make_answers(config, settings: DecodeSettings, identity: Mapping[str, Any], 
     """Lets the target answer the prompts of the recipe, sampled as config.decode says, and returns the file."""
     rows = prompt_rows(config)
     origin = regenerate.origin_of(rows, identity, config.target.quantize, settings)
-    files = regenerate.files_of(rows, output, origin)
-    regenerate.answer_rows(config, rows, files, settings.change(batch_size=config.regenerate.batch_size))
+    regenerate.answer_rows(config, rows, output, origin, settings.change(batch_size=config.regenerate.batch_size))
     return output
 
 
@@ -221,7 +220,7 @@ def ask_server(flags: cli.Flags, settings: DecodeSettings, identity: Mapping[str
     prompts = [first_turn(row, place, codec) for place, row in enumerate(rows)]
     greedy = settings.change(sampling=SamplingParams())
     origin = regenerate.origin_of(rows, identity, config.target.quantize, greedy)
-    files = regenerate.files_of(rows, output, {**origin, "server": server.facts}, ALONE)
+    files = AnswerFiles(output, [row["id"] for row in rows], {**origin, "server": server.facts})
     if output.exists() and list(find_rows([output])) == files.ids:
         output.unlink()
     gained = ask_prompts(server, prompts, files, functools.partial(server_row, codec, stop_ids), flags.requests)

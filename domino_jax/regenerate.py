@@ -72,18 +72,28 @@ def answer_prompts(
     skip_bad, settings = config.data.skip_bad_rows, settings_of(config, set_keys)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
     origin = origin_of(rows, identity, config.target.quantize, settings)
-    files = files_of(rows, local_output(output), origin)
-    answer_rows(config, rows, files, settings, config.regenerate.use_drafter)
+    answer_rows(config, rows, local_output(output), origin, settings, config.regenerate.use_drafter)
 
 
 def answer_rows(
-    config, rows: Sequence[Mapping[str, Any]], files: AnswerFiles, settings: DecodeSettings, use_drafter: bool = False
+    config,
+    rows: Sequence[Mapping[str, Any]],
+    output: Path,
+    origin: Mapping[str, Any],
+    settings: DecodeSettings,
+    use_drafter: bool = False,
+    processes: ProcessGroup | None = None,
 ) -> None:
-    """`answer_prompts` for rows that were read, into the files of files_of."""
-    if files.processes.count > 1:
+    """`answer_prompts` for rows that were read.
+
+    origin: of origin_of.  processes: that answer together; None: all of the run.
+    """
+    processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
+    files = AnswerFiles(output, [row["id"] for row in rows], origin, processes)
+    if processes.count > 1:
         refuse_differences({"what the answers are made with": files.origin})
     if files.is_finished():
-        say(f"{files.output} holds all {len(rows)} answers already{files.cut_note()}.")
+        say(f"{output} holds all {len(rows)} answers already.")
         return
     drafter_path = config.drafter.path if use_drafter else None
     if use_drafter and not drafter_path:
@@ -152,14 +162,6 @@ def origin_of(
     }
 
 
-def files_of(
-    rows: Sequence[Mapping[str, Any]], output: Path, origin: Mapping[str, Any], processes: ProcessGroup | None = None
-) -> AnswerFiles:
-    """The files of an output. processes: that answer together; None: all of the run."""
-    processes = processes or ProcessGroup(jax.process_index(), jax.process_count(), barrier)
-    return AnswerFiles(output, [row["id"] for row in rows], origin, processes)
-
-
 def regenerate_rows(
     loaded: LoadedTarget,
     rows: Sequence[Mapping[str, Any]],
@@ -171,7 +173,7 @@ def regenerate_rows(
     """Answers every prompt row into its files; existing rows stay as they are.
 
     Args:
-        files: of files_of. Each of several processes answers every count-th queue, and the first one merges.
+        files: each of several processes answers every count-th queue, and the first one merges.
         drafter_path: a drafter that makes it faster and changes nothing else.
         skip_bad: rows that the template refuses or that do not fit the target are left out.
     """
@@ -189,7 +191,7 @@ def regenerate_rows(
             work = [queue for queue in mine if not done.issuperset(prompt.id for prompt in queue)]
             answer(work, files, answerer, codec, done)
         files.finish()
-    say(f"{files.output} holds {len(files.ids)} answers{files.cut_note()}.")
+    say(f"{files.output} holds {len(files.ids)} answers.")
 
 
 def first_turns(

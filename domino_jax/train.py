@@ -226,8 +226,7 @@ def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer, i
         if is_remote(workdir):
             from_primary(lambda: answer_into_bucket(config, rows, origin, source, settings))
         else:
-            files = regenerate.files_of(rows, pathlib.Path(source), origin)
-            regenerate.answer_rows(config, rows, files, settings)
+            regenerate.answer_rows(config, rows, pathlib.Path(source), origin, settings)
     return read_answers(source, TextCodec(tokenizer, config.decode.thinking), config.eval.num_prompts)
 
 
@@ -247,7 +246,7 @@ def answer_into_bucket(config, rows: list[dict], origin: dict, output: epath.Pat
     """`regenerate.answer_rows` by this process alone, for a file in a bucket, to which no row can be appended."""
     if not output.exists():
         local = cache_folder() / "answers" / output.name
-        regenerate.answer_rows(config, rows, regenerate.files_of(rows, local, origin, ALONE), settings)
+        regenerate.answer_rows(config, rows, local, origin, settings, processes=ALONE)
         write_whole(output, local.read_bytes())
 
 

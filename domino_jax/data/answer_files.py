@@ -46,19 +46,15 @@ def local_output(output: str | os.PathLike) -> Path:
             f"{output}: rows are appended as they are answered, which no object store can do.\n"
             "Write to a folder that all processes share, and copy the file when it is whole."
         )
-    path = Path(output).expanduser()
-    if path.is_dir():
-        raise DominoError(f"{output} is a folder; name the file for the rows, as {path}/rows.jsonl.")
-    return path
+    return Path(output).expanduser()
 
 
 class RowBytes(NamedTuple):
-    """Where a whole row is stored, and whether the limit of tokens cut its answer."""
+    """Where a whole row is stored."""
 
     file: Path
     start: int
     size: int
-    cut: bool
 
 
 class AnswerFiles:
@@ -76,14 +72,13 @@ class AnswerFiles:
         self.processes = processes
         self.meta = output.with_name(output.name + ".meta.json")
         self.part = self._part(processes.index)  # the file of this process
-        self.cut = 0  # answers that the limit of tokens cut, once the first process has counted them
 
     def is_finished(self) -> bool:
         """Whether the output holds every row in order already, of the same origin; changes nothing."""
         if self.files() != [self.output] or not self.output.stat().st_size:
             return False
         self.check_origin()
-        return self._in_order(find_rows([self.output]))
+        return list(find_rows([self.output])) == list(self.ids)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[set[str]]:
@@ -125,21 +120,12 @@ class AnswerFiles:
                 f"{self.output}: {len(missing)} of {len(self.ids)} rows are in none of its parts, {missing[0]} for one."
                 "\nAll processes have to see the same folder; give an --output that they share, and run it again."
             )
-        if not self._in_order(rows) or files != [self.output]:
+        if list(rows) != list(self.ids) or files != [self.output]:
             with replacing(self.output) as fresh:
                 copy_rows(fresh, [rows[name] for name in self.ids])
         for file in files:
             if file != self.output:
                 file.unlink()
-
-    def _in_order(self, rows: Mapping[str, RowBytes]) -> bool:
-        """Whether these are all rows in their order; counts those that were cut."""
-        self.cut = sum(rows[name].cut for name in self.ids if name in rows)
-        return list(rows) == list(self.ids)
-
-    def cut_note(self) -> str:
-        """How many of the answers max_new_tokens ended, for a message."""
-        return f", {self.cut} of them cut by max_new_tokens" if self.cut else ""
 
     def files(self) -> list[Path]:
         """The output, when it exists, and its parts, of any number of processes."""
@@ -168,12 +154,11 @@ def find_rows(files: Collection[Path]) -> dict[str, RowBytes]:
     for path in files:
         seen: set[str] = set()
         for line in whole_lines(path):
-            row = parse_row(line.text, f"{path}:{line.number}")
-            name, cut = row.get("id"), row.get("finish_reason") == "length"
+            name = parse_row(line.text, f"{path}:{line.number}").get("id")
             if name in seen or not isinstance(name, str):
                 raise DataError(f"{path}:{line.number}: the id {name!r} is missing or there twice; remove the line.")
             seen.add(name)
-            rows.setdefault(name, RowBytes(path, line.start, len(line.text), cut))
+            rows.setdefault(name, RowBytes(path, line.start, len(line.text)))
     return rows
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import DATE
 from domino_jax.data.held_out import prompt_hash, prompt_of
-from domino_jax.data.rows import Index, RowEncoder, has_anchor, read_span
+from domino_jax.data.rows import ROW, Index, RowEncoder, has_anchor, read_span
 from domino_jax.data.sources import DataFile
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
@@ -30,7 +30,6 @@ from domino_jax.runtime.progress import Progress
 
 FORMAT = 3
 LINES_PER_TASK = 256
-MEASURED = 9  # columns of _measure
 READ_BYTES = 1 << 26
 ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
 # What a tokenizer is made of: the first group of files that is there, with the settings beside it.
@@ -110,7 +109,7 @@ def load_or_build(
         index = _load(local)
         if index is None or (index.bad and not skip_bad):
             index, bad = _build(files, encoder)
-            bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
+            bad.settle("data.train", len(index.rows) + bad.count, skip_bad)
             _store(index, local)
         return index
 
@@ -120,7 +119,7 @@ def load_or_build(
 def _store(index: Index, local: pathlib.Path) -> None:
     local.parent.mkdir(parents=True, exist_ok=True)
     with replacing(local) as fresh, fresh.open("wb") as out:
-        np.savez(out, **{field.name: getattr(index, field.name) for field in dataclasses.fields(Index)})
+        np.savez(out, **vars(index))
 
 
 def _load(path: pathlib.Path) -> Index | None:
@@ -138,7 +137,7 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    measured, bad = [np.zeros((0, MEASURED), np.int64)], BadRows()
+    measured, bad = [np.zeros(0, ROW)], BadRows()
     counts, first_rows = dict.fromkeys(files, 0), {}
     progress = Progress("reading rows", sum(map(len, spans)))
     with _measure_all(tasks, encoder) as results:
@@ -150,17 +149,9 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
             measured.append(rows)
             bad.join(bad_rows)
             progress.advance(len(lines))
-    starts, ends, lines, parts, lengths, supervised, usable, prompts, hashes = np.concatenate(measured).T
     index = Index(
         counts=np.asarray(list(counts.values()), np.int64),
-        spans=np.stack([starts, ends], axis=1),
-        lines=lines,
-        parts=parts.astype(np.int32),
-        lengths=lengths.astype(np.int32),
-        supervised=supervised.astype(np.int32),
-        usable=usable > 0,
-        prompts=prompts.astype(np.int32),
-        prompt_hashes=hashes,
+        rows=np.concatenate(measured),
         tokens=np.fromiter(first_rows.keys(), np.int32),
         first_rows=np.fromiter(first_rows.values(), np.int64),
         bad=np.asarray(bad.count),
@@ -200,11 +191,8 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
 
 
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple:
-    """int64 [rows, MEASURED] for lines [first, first + len(spans)) of a file, the lines that cannot be used, and
-    {token: place of the first row with an anchor that has it}.
-
-    The columns are those of Index from `spans` to `prompt_hashes`.
-    """
+    """ROW [rows] for lines [first, first + len(spans)) of a file, the lines that cannot be used, and {token: place of
+    the first row with an anchor that has it}."""
     out, bad, texts = [], BadRows(), [np.zeros(0, np.int32)]
     base = int(spans[0, 0])
     block = read_span(file, base, int(spans[-1, 1]))
@@ -227,7 +215,7 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
     tokens, places = np.unique(np.concatenate(texts), return_index=True)
     rows_of = np.repeat(np.arange(len(out)), [len(text) for text in texts[1:]])[places]
     first_places = dict(zip(tokens.tolist(), rows_of.tolist(), strict=True))
-    return np.asarray(out, np.int64).reshape(-1, MEASURED), bad, first_places
+    return np.array(out, ROW), bad, first_places
 
 
 _encoder: RowEncoder | None = None  # of this worker process

@@ -76,28 +76,29 @@ def read_span(file: DataFile, start: int, end: int) -> bytes:
         raise DataError(f"{file.name}: cannot be read ({error}). Was it changed since the run began?") from error
 
 
+# One row of the data. start, end: the bytes of its line (`read_span`), whose number is `line`, from 1.  part: which of
+# the line's rows it is, from 0.  length, supervised: tokens after truncation.  usable: it has an anchor.  prompt: of a
+# line's first row the tokens before the first supervised one, of its other rows 0.  prompt_hash: held_out.prompt_hash,
+# for all rows of a line that of the first.
+ROW = np.dtype(
+    [
+        *((name, np.int64) for name in ("start", "end", "line")),
+        *((name, np.int32) for name in ("part", "length", "supervised")),
+        *(("usable", bool), ("prompt", np.int32), ("prompt_hash", np.int64)),
+    ]
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Index:
     """Facts about all N rows of F files, as arrays: millions of rows take some tens of megabytes.
 
-    counts int64 [F]: rows of each file. spans int64 [N, 2]: the bytes of a row's line (`read_span`). lines int64 [N]:
-    that line, from 1. parts int32 [N]: which of the line's rows it is, from 0. lengths, supervised int32 [N]: tokens
-    after truncation. usable bool [N]: the row has an anchor.
-    prompts int32 [N]: of a line's first row the tokens before the first supervised one, of its other rows 0.
-    prompt_hashes int64 [N]: their held_out.prompt_hash, for all rows of a line that of the first.
+    counts int64 [F]: rows of each file.  rows ROW [N].  bad int64 []: further rows, which are left out.
     tokens int32 [I], first_rows int64 [I]: the tokens of rows with an anchor, and the first row with each.
-    bad int64 []: further rows, which cannot be used and are left out.
     """
 
     counts: np.ndarray
-    spans: np.ndarray
-    lines: np.ndarray
-    parts: np.ndarray
-    lengths: np.ndarray
-    supervised: np.ndarray
-    usable: np.ndarray
-    prompts: np.ndarray
-    prompt_hashes: np.ndarray
+    rows: np.ndarray
     tokens: np.ndarray
     first_rows: np.ndarray
     bad: np.ndarray
@@ -121,20 +122,18 @@ class TrainingRows:
         held_out: int = 0,
         held_out_before: Sequence[Mapping[str, Any]] = (),
     ):
-        count = 0 if held_out_before else held_out
+        rows, count = index.rows, 0 if held_out_before else held_out
         left_out, self._held_out = hold_out(
-            index.prompts, index.prompt_hashes, index.usable, count, encoder.max_length // 2
+            rows["prompt"], rows["prompt_hash"], rows["usable"], count, encoder.max_length // 2
         )
         self._held_out_before = list(held_out_before)
         hashes = [prompt_hash(np.asarray(row["token_ids"], np.int32)) for row in held_out_before]
-        left_out |= index.usable & np.isin(index.prompt_hashes, hashes)
-        self._files = files
-        self._index = index
-        self._encoder = encoder
+        left_out |= rows["usable"] & np.isin(rows["prompt_hash"], hashes)
+        self._files, self._index, self._rows, self._encoder = files, index, rows, encoder
         self._starts = np.concatenate([[0], np.cumsum(index.counts)])
-        self.lengths = index.lengths
-        self.usable = np.flatnonzero(index.usable & ~left_out)  # ids, int64
-        self.num_read = len(index.lengths)
+        self.lengths = rows["length"]
+        self.usable = np.flatnonzero(rows["usable"] & ~left_out)  # ids, int64
+        self.num_read = len(rows)
         self.num_bad = int(index.bad)  # further rows, which cannot be used and are left out
         self.num_held_out_prompts = len(self._held_out) or len(held_out_before)
         self.num_held_out = int(left_out.sum())  # rows with these prompts
@@ -147,11 +146,11 @@ class TrainingRows:
         A row's prompt ends where its first answer begins, so a prompt of several turns begins with that of a row that
         has the same conversation.
         """
-        lengths = np.unique(self._index.prompts[self.usable])
+        lengths = np.unique(self._rows["prompt"][self.usable])
         lengths, hashes = lengths[lengths >= SHORTEST], set()
         for ids in map(np.asarray, prompts):
             hashes |= {prompt_hash(ids), *beginning_hashes(ids, lengths)}
-        self.num_evaluated = int(np.isin(self._index.prompt_hashes[self.usable], list(hashes)).sum())
+        self.num_evaluated = int(np.isin(self._rows["prompt_hash"][self.usable], list(hashes)).sum())
         return self.num_evaluated
 
     def first_with(self, token: int) -> int | None:
@@ -167,14 +166,14 @@ class TrainingRows:
             "rows_left_out": self.num_bad,
             "rows_with_evaluated_prompts": self.num_evaluated,
             "tokens": int(self.lengths[self.usable].sum(dtype=np.int64)),
-            "supervised_tokens": int(self._index.supervised[self.usable].sum(dtype=np.int64)),
+            "supervised_tokens": int(self._rows["supervised"][self.usable].sum(dtype=np.int64)),
         }
 
     def held_out_prompts(self) -> list[dict[str, Any]]:
         """A prompt row {"id": file:line of its first row, "token_ids"} for every held-out prompt."""
         if self._held_out_before:
             return self._held_out_before
-        pairs = zip(self._held_out.tolist(), self._index.prompts[self._held_out].tolist(), strict=True)
+        pairs = zip(self._held_out.tolist(), self._rows["prompt"][self._held_out].tolist(), strict=True)
         return [{"id": self.where(row), "token_ids": self.read(row).token_ids[:end].tolist()} for row, end in pairs]
 
     def __len__(self) -> int:
@@ -187,19 +186,18 @@ class TrainingRows:
 
     def where(self, row_id: int) -> str:
         """file:line of a row."""
-        return f"{self._file(row_id).name}:{self._index.lines[row_id]}"
+        return f"{self._file(row_id).name}:{self._rows['line'][row_id]}"
 
     def _file(self, row_id: int) -> DataFile:
         return self._files[int(np.searchsorted(self._starts, row_id, side="right")) - 1]
 
     def read(self, row_id: int) -> TrainingRow:
         """The row of that id."""
-        where = self.where(row_id)
-        line = read_span(self._file(row_id), *map(int, self._index.spans[row_id]))
-        row = self._encoder.part(line, where, int(self._index.parts[row_id]))
-        if len(row.token_ids) != self.lengths[row_id]:
+        where, start, end, _, part, length, *_ = self.where(row_id), *self._rows[row_id].item()
+        row = self._encoder.part(read_span(self._file(row_id), start, end), where, part)
+        if len(row.token_ids) != length:
             raise DataError(
-                f"{where}: the row has {len(row.token_ids)} tokens, and {self.lengths[row_id]} when the run began; "
+                f"{where}: the row has {len(row.token_ids)} tokens, and {length} when the run began; "
                 "data must not change under a run."
             )
         return row

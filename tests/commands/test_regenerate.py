@@ -82,7 +82,7 @@ def command(tmp_path, token_ids, *more: str) -> list[str]:
 
 def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE, weights="w"):
     origin = regenerate.origin_of(prompts, {"weights": weights}, None, settings)
-    files = regenerate.files_of(prompts, path, origin, processes)
+    files = AnswerFiles(path, [row["id"] for row in prompts], origin, processes)
     regenerate.regenerate_rows(target, prompts, files, settings, drafter_path)
 
 
@@ -157,11 +157,6 @@ def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file
     rows_file.with_name("rows.jsonl.meta.json").unlink()
     with pytest.raises(DominoError, match="it is not known what the rows were made with"):
         answer_all(target, PROMPTS, rows_file, SETTINGS)
-
-
-def test_a_folder_as_output_is_refused(tmp_path, capsys):
-    assert run("regenerate", *command(tmp_path, [1, 2], f"--output={tmp_path}")) == 2
-    assert f"{tmp_path} is a folder; name the file for the rows" in capsys.readouterr().err
 
 
 @pytest.mark.long
