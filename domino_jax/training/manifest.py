@@ -1,8 +1,8 @@
-"""A checkpoint's manifest: the SHA-256 of each of its files. Orbax reads a flipped bit without complaint.
+"""A checkpoint's manifest: the size and SHA-256 of each of its files. Orbax reads a flipped bit without complaint.
 
 <step>/manifest.json, written last:
 
-    {"files": {"state/d/8f02": "9f86…", …}, "sha256": "…", "step": 15}
+    {"files": {"state/d/8f02": {"bytes": 4096, "sha256": "…"}, …}, "sha256": "…", "step": 15}
 
 The outer sha256 is that of the rest, so a flipped bit in the manifest shows as well. Files that it does not name are
 not looked at.
@@ -30,8 +30,7 @@ def write(folder: epath.PathLike, step: int) -> None:
     folder = epath.Path(folder)
     names = sorted(name for name in _files(folder) if name != NAME)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(lambda name: _digest(folder / name), names)
-        files = dict(zip(names, digests, strict=True))
+        files = dict(zip(names, pool.map(lambda name: _measure(folder / name), names), strict=True))
     write_whole(folder / NAME, _render({"step": step, "files": files}))
 
 
@@ -48,7 +47,7 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
 
     def check_file(path: epath.Path) -> str | None:
         name = path.relative_to(folder).as_posix()
-        return None if _digest(path) == manifest["files"][name] else "its content changed (SHA-256 differs)"
+        return None if _measure(path) == manifest["files"][name] else "its content changed (SHA-256 differs)"
 
     if reason := _problem(folder, NAME, check_manifest):
         return reason
@@ -77,9 +76,10 @@ def _files(folder: epath.Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in pathlib.Path(folder).rglob("*") if path.is_file()]
 
 
-def _digest(path: epath.Path) -> str:
+def _measure(path: epath.Path) -> dict:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
 
 
 def _render(manifest: dict) -> bytes:

@@ -194,6 +194,27 @@ def test_all_of_200_random_flipped_bits_are_found(tmp_path):
         assert checkpoints.folders.damage(1) is None
 
 
+OF_RELEASE_0_1 = """{
+ "files": {
+  "extra": {
+   "bytes": 1,
+   "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+  }
+ },
+ "sha256": "a8cc751003cc5a14d9280775b6e5e327c959ae4c80902f8e136d55032b278163",
+ "step": 7
+}
+"""
+
+
+def test_the_manifest_of_an_earlier_checkpoint_is_read(tmp_path):
+    (tmp_path / "extra").write_bytes(b"x")
+    (tmp_path / "manifest.json").write_text(OF_RELEASE_0_1)
+    assert manifest.damage(tmp_path, 7) is None
+    manifest.write(tmp_path, 7)
+    assert (tmp_path / "manifest.json").read_text() == OF_RELEASE_0_1
+
+
 def test_a_store_that_does_not_answer_is_no_damage(bucket, monkeypatch):
     """Else one outage would set a whole checkpoint aside."""
     folder = remote.open_path(f"{bucket}/7")
