@@ -1,8 +1,8 @@
-"""What the recipes of the public Qwen3 sizes share: the paper's values.
+"""Shared by the recipes of the public Qwen3 sizes: the paper's values.
 
 Not a recipe by itself; qwen3_8b.py is one. A recipe holds choices; every shape of the target comes from the config.json
 in its folder. A key is declared on one line: its default, its range and what it means. The keys of a head are declared
-in its file (domino_jax/method/heads/), those of decoding in method/settings.py and decoding/settings.py.
+in its file (domino_jax/method/heads/), the keys of decoding in method/settings.py and decoding/settings.py.
 """
 
 from domino_jax.decoding.settings import DTYPES, DecodeSettings
@@ -98,8 +98,7 @@ def _train() -> Section:
         dpace_alpha=Key(float, least=0, most=1),  # α of D-PACE weights (0.5, say), which replace the decay
         # A drafter's folder or train workdir: its weights are the first of this run, whose schedules start at step 0.
         start_from=Key(str),
-        # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is
-        # trained.
+        # A drafter's folder or train workdir: its backbone stays as it is, and the head alone is trained.
         frozen_backbone=Key(str),
         lambda_start=Key(1.0, least=0, most=1),
         lambda_decay_ratio=Key(1.0, least=0),  # share of the run over which λ falls to 0; inf: λ stays
@@ -150,7 +149,7 @@ def _decode() -> Section:
     return section(
         **fields,
         num_prompts=Key(128, least=0),  # the first N rows of --prompts, or of eval.prompts; 0: all
-        # What mode tree drafts (docs/decoding.md).
+        # The trees of mode tree (docs/decoding.md).
         tree=section(**keys_of(TreeSettings)),
         tasks=Key((), of=str),  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
         mesh=section(
