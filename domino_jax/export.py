@@ -46,8 +46,6 @@ def main(flags: cli.Flags) -> None:
     # An export needs memory, not an accelerator, which a training run may hold.
     jax.config.update("jax_platforms", "cpu")
     workdir = open_path(flags.workdir).expanduser()
-    if not workdir.is_dir():
-        raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
     raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
     with hf.naming(workdir, DRAFTER_CONFIG):
         config = parse_config(raw)
@@ -202,22 +200,15 @@ def restore_params(folder: epath.Path, config: AnyConfig, field: str = "params",
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
             # First, because a restoration leaves out what is not asked for.
-            refuse_other_shapes(ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree[field], shapes)
-            return reader.restore(folder / "state", arguments)[field]
+            stored = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree[field]
+            wrong = differences(*(jax.tree.map(lambda leaf: list(leaf.shape), dict(tree)) for tree in (stored, shapes)))
+            if not wrong:
+                return reader.restore(folder / "state", arguments)[field]
+            shapes = [f"\n  {name}: {there} there, {read} by the file" for name, (there, read) in wrong.items()]
+            reason = "".join(shapes[:3])
         except UNREADABLE as error:
-            reason = first_line(error, with_class=False)
-            raise DataError(
-                f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:\n{reason}"
-            ) from error
-
-
-def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """ValueError unless the stored parameters have the drafter's names and shapes."""
-    wrong = differences(*(jax.tree.map(lambda leaf: list(leaf.shape), dict(tree)) for tree in (stored, shapes)))
-    if wrong:
-        name, (shape, described) = next(iter(wrong.items()))
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ValueError(f"{name} is {shape or 'not there'}, and by the file it is {described or 'not there'}{more}")
+            reason = f"\n{first_line(error, with_class=False)}"
+    raise DataError(f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:{reason}")
 
 
 if __name__ == "__main__":

@@ -37,9 +37,8 @@ from domino_jax.recipe import builders, cli, loading, restart, rules
 from domino_jax.recipe.final_decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment, sizes
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
-from domino_jax.runtime.differences import flatten
+from domino_jax.runtime.differences import differences, flatten, refuse
 from domino_jax.runtime.distributed import say
-from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.preemption import Preemption
@@ -330,11 +329,12 @@ def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) 
     """Refuse a checkpoint of another recipe, or of another target or other data under the same names."""
     refuse_changes(saved["config"], meta["config"], loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
     refuse_other_target(saved, meta["target"], allowed)
-    if saved["data"] != meta["data"] and not any(entry.split(".")[0] == "data" for entry in allowed):
-        raise DataError(
-            f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
-            f"{meta['data'][:12]} now); bring the old rows and decode.thinking back,\n"
-            "train in another workdir, or allow it with --allow_config_change=data.train"
+    if not any(entry.split(".")[0] == "data" for entry in allowed):
+        refuse(
+            differences({"fingerprint": saved["data"]}, {"fingerprint": meta["data"]}),
+            "the training data changed since the checkpoint:",
+            "Bring the old rows and decode.thinking back, train in another workdir, or allow it with"
+            " --allow_config_change=data.train",
         )
 
 

@@ -155,18 +155,15 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
         used = {*tokens.values(), *loaded.stop_ids}
         free = (number for number in (*range(max(used) + 1, rows), *range(rows)) if number not in used)
         chosen = tokens[MASK_TOKEN] if MASK_TOKEN in tokens else next(free, None)
+    if chosen is not None and 0 <= chosen < rows:
+        return chosen
+    problem = f"the mask token id {chosen} is outside the target's embedding of {rows} rows"
     if chosen is None:
         lack = "no tokenizer" if tokenizer is None else f"a token for each of the {rows} rows of its embedding"
-        raise DominoError(
-            f"{loaded.path} has {lack}, so no mask token can be chosen; set --config.drafter.mask_token_id to an id"
-            f" below {rows} that no row of data.train has."
-        )
-    if not 0 <= chosen < rows:
-        raise DominoError(
-            f"the mask token id {chosen} is outside the target's embedding of {rows} rows; set"
-            " --config.drafter.mask_token_id."
-        )
-    return chosen
+        problem = f"{loaded.path} has {lack}, so no mask token can be chosen"
+    raise DominoError(
+        f"{problem}; set --config.drafter.mask_token_id to an id below {rows} that no row of data.train has."
+    )
 
 
 def drafter_of(config: AnyConfig, recipe) -> AnyDrafter:

@@ -35,10 +35,7 @@ LONGEST_LINE = 1_000  # characters of an error message
 
 
 def _entries(text: str) -> tuple[str, ...]:
-    entries = tuple(map(str.strip, text.split(",")))
-    if "" in entries:
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty entry; write names with a comma between them")
-    return entries
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def _flag(help: str, default: Any = None, **how: Any) -> Any:
@@ -213,16 +210,15 @@ def _recipe(path: str, set_keys: Collection[str], overrides: Sequence[str]) -> c
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
     try:
         rest = values(argv)
+        if len(rest) == 1:
+            return config
+        problem = f"{rest[1]!r} is not a flag: every argument starts with --, as --config.train.steps=VALUE"
     except absl_flags.Error as error:
-        refused = re.match(r"flag --(config\.[^=]+)=(.*?): ", str(error), re.DOTALL)
-        kind = refused and values[refused[1]].parser.flag_type()
-        wrong = (
-            refused and f"--{refused[1]}={refused[2]}: the value is not of the kind {kind} that the recipe has there"
-        )
-        raise DominoError(f"{wrong or error}.") from error
-    if len(rest) > 1:
-        raise DominoError(f"{rest[1]!r} is not a flag: every argument starts with --, as --config.train.steps=VALUE.")
-    return config
+        problem = str(error)
+        if refused := re.match(r"flag --(config\.[^=]+)=(.*?): ", problem, re.DOTALL):
+            kind = values[refused[1]].parser.flag_type()
+            problem = f"--{refused[1]}={refused[2]}: the value is not of the kind {kind} that the recipe has there"
+    raise DominoError(f"{problem}.")
 
 
 def key_problem(config: config_dict.ConfigDict, key: str, recipe: str) -> str | None:

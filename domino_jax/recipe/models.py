@@ -111,7 +111,7 @@ class Loader:
         models = load_models(loaded, drafter_path, self._place(), self.settings.drafting)
         drafter = models.drafter.config
         refuse_other_head(drafter.head, self.head, drafter_path)
-        for refused in filter(None, (refused_mode(mode, drafter) for mode in modes)):
+        if refused := next(filter(None, (refused_mode(mode, drafter) for mode in modes)), None):
             raise DominoError(f"decode.modes has a mode that this drafter lacks: {refused}.")
         return models
 

@@ -83,10 +83,8 @@ def from_primary(work: Callable[[], Any]) -> Any:
             return b""
 
     answered = _broadcast(primary_first(answer))
-    if failures:
-        raise failures[0]
     if not answered:
-        raise DataError("process 0 cannot continue; it prints the reason.")
+        raise failures[0] if primary else DataError("process 0 cannot continue; it prints the reason.")
     return json.loads(answered)
 
 

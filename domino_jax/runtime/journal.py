@@ -108,13 +108,12 @@ def locked(path: Path, message: str | None = None) -> Iterator[None]:
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DominoError(message) from None
-        except OSError:
-            pass
-        else:
-            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                raise DominoError(message)  # the process that held the lock has just replaced the file
+            # Else the process that held the lock has just replaced the file.
+            free = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except OSError as error:
+            free = not isinstance(error, BlockingIOError)
+        if not free:
+            raise DominoError(message)
         try:
             yield
         finally:

@@ -19,10 +19,10 @@ def parse_json(text: bytes) -> Any:
         for _ in range(DEEPEST + 1):
             parts = [part.values() if isinstance(part, dict) else part for part in level]
             level = [child for part in parts for child in part if isinstance(child, dict | list)]
-        if level:
-            raise RecursionError
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        level = [text]
+    if level:
+        raise ValueError("nested too deeply")
     return value
 
 
@@ -38,13 +38,13 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     """
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    refuse_other_kind(str(path), text[:HEAD_BYTES])
-    try:
+        refuse_other_kind(str(path), text[:HEAD_BYTES])
         value = parse_json(text)
+        if isinstance(value, dict):
+            return value
+        problem = f"is a JSON {type(value).__name__}; an object was expected"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({quote(str(error))}); fetch or write it again.") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path} is a JSON {type(value).__name__}; an object was expected.")
-    return value
+        problem = f"is not valid JSON ({quote(str(error))}); fetch or write it again"
+    raise DataError(f"{path} {problem}.")

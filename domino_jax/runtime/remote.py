@@ -48,10 +48,8 @@ def access(name: str | os.PathLike) -> Iterator[None]:
     """A failure of the storage client inside becomes a DominoError that names the address; nothing for a local path."""
     try:
         yield
-    except DominoError:
-        raise
     except Exception as error:  # the boundary to gcsfs, aiohttp and Google's libraries, whose classes nothing joins
-        if not is_remote(name):
+        if isinstance(error, DominoError) or not is_remote(name):
             raise
         raise DominoError(
             f"{name} cannot be used ({first_line(error)}).\nCheck the address, this machine's network and its"
