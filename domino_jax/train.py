@@ -110,7 +110,7 @@ def main(flags: cli.Flags) -> int | None:
         # 5. The state. A start resumes in this order:
         #    1. The newest intact checkpoint is restored. It is refused if its recipe or data are others.
         #    2. Without a checkpoint the state is new, with the weights that the recipe takes from other drafters.
-        #    3. The recipe is written to the workdir: a refused one must not replace that of the checkpoint.
+        #    3. The recipe is written to the workdir: a refused one must not replace the checkpoint's.
         #    4. The pre-flight looks at the rows, unless the checkpoint was trained on these and for this target.
         #    5. The data go on after the checkpoint's batches, and rows of metrics.jsonl after its step are dropped.
         #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
@@ -206,7 +206,7 @@ def training_source(flags: cli.Flags, workdir: epath.Path, identity: dict) -> st
 
 
 def held_out_answers(config, workdir: epath.Path, batches: Batches, tokenizer, identity: dict) -> list[TargetAnswer]:
-    """What evaluations judge: the answers of eval.answers, or those that the target gives to the held-out prompts.
+    """The answers that evaluations judge: of eval.answers, or the target's to the held-out prompts.
 
     The latter are made once, into a file of the workdir; other prompts or decode settings have another file.
     """
@@ -339,7 +339,7 @@ def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) 
 
 
 class BestDrafter(NamedTuple):
-    """What export/ holds at the end of a run. params: on the devices.  tau: measured after `step`, if it was."""
+    """The drafter in export/ at the end of a run. params: on the devices.  tau: measured after `step`, if it was."""
 
     params: dict
     step: int

@@ -49,7 +49,7 @@ WINDOW = 4_096  # rows that are packed together
 
 
 def loader_of(flags, settings: DecodeSettings, key: str = "decode.batch_size") -> Loader:
-    """What reads the models of a recipe, on the devices of decode.mesh. key: that of settings.batch_size."""
+    """Reads the models of a recipe, on the devices of decode.mesh. key: the recipe's, of settings.batch_size."""
     config, mesh = flags.config, flags.config.decode.mesh
     mesh = decode_mesh(mesh.data, mesh.tensor, settings.batch_size, key)
     return Loader(config.target.path, settings, mesh, flags.head, config.target.quantize)
@@ -274,7 +274,7 @@ def evaluation_of(config, loaded: LoadedTarget, drafter: AnyDrafter, answers: Se
     check_answers(answers, models, source)
     passes = AnswerPasses(answers, drafting, config.train.batch_size // config.train.accumulate)
     refuse_differences({"the answers": passes.digest})
-    if config.eval.answers:  # those of this run are the target's
+    if config.eval.answers:  # the answers of this run are the target's
         passes.chosen_share(models, source)
     return Evaluation(models, passes, drafting.width(drafter.config))
 

@@ -45,7 +45,7 @@ def _flag(help: str, default: Any = None, **how: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """What was given on the command line. Each command names those that it reads.
+    """The flags of a command line. Each command names the ones that it reads.
 
     set_keys: the recipe's keys that the command line sets, as "decode.num_drafts".
     """
@@ -120,7 +120,7 @@ def run(
 
     Args:
         main: the command; it returns its exit code, or None for 0.
-        required, optional: flags that must be given, and those that the command also reads.
+        required, optional: flags that must be given, and others that the command reads.
         argv: the program's name and its arguments, sys.argv by default.
     """
     place = "a file"
@@ -187,7 +187,7 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
 
 
 def _problems(stated: dict[str, Any], rest: Sequence[str], required: Sequence[str], names: Sequence[str]):
-    """What is wrong with the words of a command line. stated: its flags.  rest: its other words."""
+    """The problems of a command line. stated: its flags.  rest: its other words."""
     for argument in rest:
         if argument.startswith("-") and not OVERRIDE.fullmatch(argument) and not NUMBER.fullmatch(argument):
             yield _unknown(argument, names)
@@ -202,7 +202,7 @@ def _problems(stated: dict[str, Any], rest: Sequence[str], required: Sequence[st
 
 
 def _recipe(path: str, set_keys: Collection[str], overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """The recipe of a file with the command line's values in it, whose types are those of the recipe."""
+    """The recipe of a file with the command line's values in it, which keep the recipe's types."""
     config = loading.load_recipe(path)
     for problem in filter(None, (key_problem(config, key, path) for key in sorted(set_keys))):
         raise DominoError(problem)

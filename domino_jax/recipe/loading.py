@@ -33,7 +33,7 @@ RECIPES = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "configs"
 
 
 def fixed_keys(config) -> tuple[str, ...]:
-    """What decides the shapes of a checkpoint's arrays: a run with other values cannot continue it, allowed or not."""
+    """Keys that decide the shapes of a checkpoint's arrays: a run with other values cannot continue it."""
     return tuple(name for name, key, _ in walk(config) if key.shape)
 
 

@@ -1,4 +1,4 @@
-"""What the values stand for that a recipe leaves open, and its decode section as settings."""
+"""The values of keys that a recipe leaves open, and its decode section as settings."""
 
 from collections.abc import Collection
 from typing import Any
@@ -23,7 +23,7 @@ def loss_class(head: str, loss: str) -> Any:
 
 
 def modes_of(decode, head: str) -> tuple[str, ...]:
-    """decode.modes, or where they are left open those of a drafter with this head."""
+    """decode.modes, or the usual modes of a drafter with this head where the recipe leaves them open."""
     return default_modes(CONFIGS[head]) if decode.modes is None else tuple(decode.modes)
 
 

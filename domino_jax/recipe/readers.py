@@ -115,7 +115,7 @@ def _unread_here(config, command: str, key: str, given: Collection[str]) -> str 
         rules += ((drafts and not config.regenerate.use_drafter, "regenerate.use_drafter is False"),)
     elif command == "evaluate":
         rules += (
-            ("answers" in given and key in ANSWERED, "the answers are those of --answers"),
+            ("answers" in given and key in ANSWERED, "the answers are read from --answers"),
             ("server" in given and key in SAMPLING, "--server is asked for greedy answers"),
         )
     elif command == "decode" and key == "eval.prompts":

@@ -1,4 +1,4 @@
-"""What a run that goes on knows and reports of the steps before: held-out prompts, other rows, another schedule."""
+"""A run that goes on: the prompts that the steps before held out, and lines about other rows or another schedule."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -54,7 +54,7 @@ def refuse(problem: Problem | None, section: str = "") -> None:
 
 
 def _rules(config, command: str) -> Iterator[Rule]:
-    """What keys ask of each other, in the order in which a user would mend them."""
+    """The rules between keys, in the order in which a user would mend them."""
     data, train, decode, evaluation, head = config.data, config.train, config.decode, config.eval, config.drafter.head
     kind, modes, window = CONFIGS[head], modes_of(decode, head), config.drafter.sliding_window
     yield from _mesh_rules("mesh", config.mesh)
@@ -77,7 +77,7 @@ def _rules(config, command: str) -> Iterator[Rule]:
     both = "it gives all weights, and train.frozen_backbone would replace some of them; leave one of the two out"
     yield "train.start_from", start is None or path is None, both
     yield "train.frozen_backbone", path is None or bool(path), named
-    # λ takes from the head's loss what it gives to that of the backbone.
+    # λ moves weight from the head's loss to the backbone's.
     trains = path is None or train.lambda_start == 0 or bool(unread("train.lambda_start", head, train.loss))
     nothing = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
     yield "train.lambda_start", trains, nothing

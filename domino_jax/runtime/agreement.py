@@ -1,4 +1,4 @@
-"""What the processes of one run do together: they wait for each other, and learn what process 0 found.
+"""The processes of one run wait for each other, and learn the results of process 0.
 
 Process 0 may work for long meanwhile (it hashes checkpoints, builds the index), so waits go through JAX's coordinator:
 a collective has a time limit.
@@ -113,7 +113,7 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
     for name, processes in zip(values, different.T, strict=True):
         if processes.any():
             raise DominoError(
-                f"{name} of process {_list(processes)} differs from that of process 0: start the same command with the"
+                f"{name} of process {_list(processes)} and of process 0 differ: start the same command with the"
                 " same files on every machine."
             )
 

@@ -48,7 +48,7 @@ def settle() -> None:
 
 
 def environment() -> dict[str, Any]:
-    """What env.json holds; JSON values only. Starts jax's backend, for the devices."""
+    """The content of env.json; JSON values only. Starts jax's backend, for the devices."""
     devices = jax.devices()
     kinds = [device.device_kind for device in devices]
     return {
@@ -69,7 +69,7 @@ def environment() -> dict[str, Any]:
 
 
 def mappings_in_use() -> float:
-    """This process' memory mappings, as a share of those that Linux allows it (vm.max_map_count); 0.0 elsewhere."""
+    """This process' memory mappings, as a share of the number that Linux allows (vm.max_map_count); 0.0 elsewhere."""
     mappings, limit = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/sys/vm/max_map_count")
     return mappings.read_bytes().count(b"\n") / int(limit.read_text()) if limit.exists() else 0.0
 

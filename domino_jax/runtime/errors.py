@@ -30,7 +30,7 @@ class DataError(DominoError):
 
 
 class ConfigError(DataError):
-    """What a config.json says and cannot be used, as a predicate: "has head_dim 7, …"; `file` is what says it."""
+    """A value of a config.json that cannot be used, as a predicate: "has head_dim 7, …"; `file` holds it."""
 
     file = "config.json"
 

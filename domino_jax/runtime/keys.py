@@ -7,7 +7,7 @@
     )
 
 A recipe consists of such sections, and its values are read by attribute. The keys of a head are declared in its file
-(heads/), those of decoding in its settings classes (settings.py), all others in configs/qwen3.py.
+(heads/), the keys of decoding in its settings classes (settings.py), all others in configs/qwen3.py.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Key:
     """One key: its default, or the type of a value that may be absent, and the values that are allowed.
 
     least, most: limits that are allowed themselves.  above, below: limits that are not.
-    of: the type of the entries of a tuple; limits and choices are then those of each entry.
+    of: the type of the entries of a tuple; limits and choices then hold for each entry.
     shape: whether it decides the shapes of the arrays of a checkpoint.
     """
 

@@ -117,28 +117,21 @@ class Checkpoints:
                 f"Make room for {self.folders.root} and start again: the run continues from the newest intact one."
             ) from error
 
-    def _let_go(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
-        if self._orbax is not None:
-            self._orbax.close()
-            self._orbax = None
-
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if kind is None:
-            self.wait()
-            self._let_go()
-            return
-        if jax.process_count() > 1:
+        if kind is not None and jax.process_count() > 1:
             return  # a save on its way may wait for the process that was lost; the next start clears it away
         try:
-            self._settle()
-            self._let_go()
-        except DataError as error:
-            self._report(f"warning: {error}")  # what ends the run already is the thing to tell
+            self.wait() if kind is None else self._settle()
+        except DataError as failure:
+            if kind is None:
+                raise
+            self._report(f"warning: {failure}")  # another error ends the run already
+        self._pool.shutdown()
+        if self._orbax is not None:
+            self._orbax.close()
 
     # ---------------------------------------------------------------- restoring
 
@@ -242,8 +235,8 @@ def refuse_changes(
 
     Args:
       old, new: resolved recipes, the checkpoint's and this run's.
-      free: keys or sections that may always change; allowed: those that --allow_config_change names.
-      fixed: those that may not change even so.
+      free: keys or sections that may always change.  allowed: keys that --allow_config_change names.
+      fixed: keys that may not change even so.
     """
     refuse_unknown(allowed, flatten(old).keys() | flatten(new).keys())
     changes = differences(old, new)
@@ -256,7 +249,7 @@ def refuse_changes(
     changed = {key: changes[key] for key in changes if not any(_covers(entry, key) for entry in (*free, *allowed))}
     refuse(
         changed,
-        "the recipe differs from that of the checkpoint in this workdir:",
+        "the recipe differs from the recipe of the checkpoint in this workdir:",
         f"Set it back, train in another workdir, or allow it with --allow_config_change={','.join(changed)}",
     )
 

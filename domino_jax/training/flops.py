@@ -1,4 +1,4 @@
-"""What a training step computes, by the matrix products of its jaxpr; peaks of known devices."""
+"""FLOPs of a training step, by the matrix products of its jaxpr; peaks of known devices."""
 
 import re
 from typing import Any
@@ -41,7 +41,7 @@ def product_flops(jaxpr: Any) -> float:
         if equation.primitive.name == "ragged_dot_general":  # rows, each by the matrix of its group
             total += 2.0 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        if equation.primitive.name == "shard_map":  # whose shapes are those of one device
+        if equation.primitive.name == "shard_map":  # its shapes are per device
             times = equation.params["mesh"].size
         inner = [product_flops(inner) for inner in _inner(equation.params)]
         if equation.primitive.name == "cond":

@@ -1,4 +1,4 @@
-"""What a training run does between its steps: logs, checkpoints, evaluations, and the end on SIGTERM."""
+"""Work between the steps of a training run: logs, checkpoints, evaluations, and the end on SIGTERM."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The steps of a run, and hooks after every n of them: loop.every(n, function). hooks.py has those of a training run.
+"""The steps of a run, and hooks after every n of them: loop.every(n, function). hooks.py has the hooks of a run.
 
 A compilation cannot be interrupted and may take long, so it begins after a checkpoint: a signal, a crash or a hang in
 it loses nothing.

@@ -4,7 +4,7 @@
 
     {"files": {"state/d/8f02": {"bytes": 4096, "sha256": "…"}, …}, "sha256": "…", "step": 15}
 
-The outer sha256 is that of the rest, so a flipped bit in the manifest shows as well. Files that it does not name are
+The outer sha256 covers the rest, so a flipped bit in the manifest shows as well. Files that it does not name are
 not looked at.
 """
 
@@ -35,7 +35,7 @@ def write(folder: epath.PathLike, step: int) -> None:
 
 
 def damage(folder: epath.PathLike, step: int) -> str | None:
-    """What is wrong with the checkpoint in `folder`, "<file>: <reason>"; None when every byte is as it was written."""
+    """The first problem of a checkpoint in `folder`, "<file>: <reason>"; None when every byte is as it was written."""
     folder, manifest = epath.Path(folder), {}
 
     def check_manifest(path: epath.Path) -> str | None:

@@ -25,7 +25,7 @@ from domino_jax.runtime.json_files import write_json
 from domino_jax.weights.loading import LoadedTarget
 
 READ_ROWS = 256  # rows whose answers are looked at, drawn evenly from all
-SCORED_ROWS = 64  # of them, those that the target reads
+SCORED_ROWS = 64  # the number of them that the target reads
 
 
 def run_preflight(

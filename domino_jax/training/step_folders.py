@@ -47,7 +47,7 @@ class StepFolders:
         return [step for step in self._steps() if (self.path(step) / manifest.NAME).exists()]
 
     def damage(self, step: int) -> str | None:
-        """What is wrong with a step's files, "<file>: <reason>"; None when they are as they were written."""
+        """The first problem of a step's files, "<file>: <reason>"; None when they are as they were written."""
         return manifest.damage(self.path(step), step)
 
     # ---------------------------------------------------------------- writing

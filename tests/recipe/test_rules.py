@@ -160,7 +160,7 @@ NOTED = [
     ("regenerate", "decode.num_drafts", {}, "regenerate.use_drafter is False"),
     ("serve", "decode.batch_size", {}, "serve does not read it"),
     ("evaluate", "decode.num_drafts", {}, "evaluate does not read it"),
-    ("evaluate", "decode.temperature", {"answers"}, "the answers are those"),
+    ("evaluate", "decode.temperature", {"answers"}, "the answers are read from --answers"),
     ("evaluate", "decode.temperature", {"server"}, "--server is asked for greedy answers"),
     ("decode", "eval.prompts", {"prompts"}, "other prompts are named"),
     ("train", "decode.temperature", {}, "eval.final is False"),
