@@ -43,7 +43,6 @@ from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, cache_folder, open_path
-from domino_jax.runtime.small_models import restart_with_one_thread
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import flops, hooks
 from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_other_target, refuse_unknown
@@ -377,8 +376,6 @@ def decode_finally(
         return
     for leaf in jax.tree.leaves(loaded.params):
         leaf.delete()
-    if jax.device_count() == config.decode.batch_size == 1:
-        best = best._replace(params=restart_with_one_thread(config.target.path, best.params))
     with regenerate.local_mesh(config.target.path, config.decode.batch_size) as place:
         report = decode_trained(config, place, identity, workdir)
     export_drafter(*best, report=report)  # again, for the model card: it now has figures to show

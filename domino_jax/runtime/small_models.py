@@ -7,10 +7,6 @@ import os
 import pathlib
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any
-
-import jax
-from jax.extend.backend import clear_backends
 
 from domino_jax.runtime.environment import usable_cores
 
@@ -33,20 +29,6 @@ def use_one_thread(target: str) -> str | None:
         return None
     os.environ[THREADS[0]] = "1"
     return f"one thread: {target} has {size / 2**20:.0f} MB of weights (set {THREADS[0]} for more threads)"
-
-
-def restart_with_one_thread(target: str, params: Any) -> Any:
-    """`use_one_thread` where jax runs already: it starts again, without all that is on its devices but `params`.
-
-    Returns params, on the host if jax starts again.
-    """
-    note = None if jax.distributed.is_initialized() else use_one_thread(target)
-    if note is None:
-        return params
-    print(note, flush=True)
-    params = jax.device_get(params)
-    clear_backends()
-    return params
 
 
 def has_one_thread() -> bool:
