@@ -8,15 +8,10 @@ A position is a window and an item in it. Nothing depends on how many processes 
 with another number of them. It also continues with another batch size: the current window keeps its arrangement.
 """
 
-import bisect
 import dataclasses
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-
-ENDLESS = 2**48
-WINDOWS_KEPT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +25,7 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A batch before it is read: row ids of this process' items, the position after it."""
+    """A batch before it is read: the row ids of each item, the position after it."""
 
     items: list[np.ndarray]
     position: Position
@@ -81,72 +76,38 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     return order, np.cumsum(np.bincount(rank[chosen]))
 
 
-class Plans:
-    """Plan i is batch i, counted from a start position: a random-access source for Grain, thread-safe."""
+def first_position(layout: Layout, num_rows: int) -> Position:
+    """The beginning; num_rows: usable rows."""
+    # A window wider than the data would hold a row several times and could pack it beside itself.
+    return Position(0, min(layout.window, num_rows), 0)
 
-    def __init__(
-        self,
-        order: Sequence[int],
-        lengths: np.ndarray,
-        layout: Layout,
-        *,
-        num_rows: int,
-        process_rows: slice,
-        start: Position | None,
-    ):
-        """order: from `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
-        self._process_rows = process_rows
-        self._order, self._lengths, self._layout = order, lengths, layout
-        self._batch_size = layout.batch_size
-        # A window wider than the data would hold a row several times and could pack it beside itself.
-        self._window = max(1, min(layout.window, num_rows))
-        if start and layout.kind == "pack":  # data.train may have fewer rows than before
-            start = dataclasses.replace(start, rows=min(start.rows, self._window))
-        #: the position of batch 0
-        self.start = start or Position(0, self._window, 0)
-        self._windows = [dataclasses.replace(self.start, item=0)]
-        # The number of each window's first item; one entry more than there are arranged windows.
-        self._item_bounds = [-self.start.item]
-        self._arranged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return ENDLESS
+def plan_batches(
+    order: Sequence[int], lengths: np.ndarray, layout: Layout, num_rows: int, position: Position
+) -> Iterator[Plan]:
+    """The batches of a run from a position on, endless.
 
-    def __getitem__(self, number: int) -> Plan:
-        with self._lock:
-            first = number * self._batch_size
-            items = [self._item(*self._locate(first + place)) for place in range(self._batch_size)]
-            window, item = self._locate(first + self._batch_size, arranged=False)
-            position = dataclasses.replace(self._windows[window], item=item)
-        return Plan(items[self._process_rows], position)
+    order: from `row_order`.  lengths: int32, by row id.  num_rows: usable rows.
+    """
+    if layout.kind == "pack":  # data.train may have fewer rows than before
+        position = dataclasses.replace(position, rows=min(position.rows, num_rows))
+    items, batch = _arrange(order, lengths, layout, position), []
+    while True:
+        if position.item >= len(items):
+            following = first_position(layout, num_rows)
+            position = dataclasses.replace(following, first=position.first + position.rows)
+            items = _arrange(order, lengths, layout, position)
+        batch.append(items[position.item])
+        position = dataclasses.replace(position, item=position.item + 1)
+        if len(batch) == layout.batch_size:
+            yield Plan(batch, position)
+            batch = []
 
-    def _locate(self, number: int, arranged: bool = True) -> tuple[int, int]:
-        """An item's window and its place there; with arranged False the last window may still be unarranged."""
-        bounds = self._item_bounds
-        while number > bounds[-1] or (arranged and number == bounds[-1]):
-            window = self._windows[len(bounds) - 1]
-            bounds.append(bounds[-1] + len(self._arrangement(len(bounds) - 1)[1]))
-            self._windows.append(Position(window.first + window.rows, self._window, 0))
-        window = bisect.bisect_right(bounds, number) - 1
-        return window, number - bounds[window]
 
-    def _item(self, window: int, item: int) -> np.ndarray:
-        ids, ends = self._arrangement(window)
-        return ids[ends[item - 1] if item else 0 : ends[item]]
-
-    def _arrangement(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The window's row ids in item order, and the end of each item among them."""
-        if number not in self._arranged:
-            while len(self._arranged) >= WINDOWS_KEPT:
-                del self._arranged[min(self._arranged)]
-            self._arranged[number] = self._arrange(self._windows[number])
-        return self._arranged[number]
-
-    def _arrange(self, window: Position) -> tuple[np.ndarray, np.ndarray]:
-        places = range(window.first, window.first + window.rows)
-        ids = np.asarray([self._order[place] for place in places], np.int64)
-        if self._layout.kind == "pack":
-            order, ends = pack(self._lengths[ids], self._layout.max_length)
-            return ids[order], ends
-        return ids, np.arange(1, len(ids) + 1)
+def _arrange(order: Sequence[int], lengths: np.ndarray, layout: Layout, window: Position) -> list[np.ndarray]:
+    """The items of a window: the row ids of each."""
+    ids = np.asarray([order[place] for place in range(window.first, window.first + window.rows)], np.int64)
+    if layout.kind == "pad":
+        return list(ids[:, None])
+    rows, ends = pack(lengths[ids], layout.max_length)
+    return np.split(ids[rows], ends[:-1])

@@ -1,7 +1,9 @@
 """Reads, encodes and lays out the rows of a batch."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -9,26 +11,18 @@ from domino_jax.data.chat import TrainingRow
 from domino_jax.data.order import Layout, Plan, Position
 from domino_jax.data.rows import TrainingRows
 
-POSITION = "position"  # a key of every batch inside the pipeline: int64 [3], the position of the next batch
+THREADS, AHEAD = 2, 4  # a conversation of 3,072 tokens takes 11 ms of one core: two threads stay ahead of the device
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchEncoder:
-    """Plans to batches (see pipeline.Batches.start)."""
-
-    rows: TrainingRows
-    layout: Layout
-
-    def __call__(self, plan: Plan) -> dict[str, np.ndarray]:
-        placed = [[self.rows.read(int(row_id)) for row_id in ids] for ids in plan.items]
-        length = self.layout.max_length
-        if self.layout.kind == "pack":
-            filled = [pack_rows(rows, length) for rows in placed]
-        else:
-            filled = [pad_row(rows[0], length) for rows in placed]
-        batch = {name: np.stack([item[name] for item in filled]) for name in filled[0]}
-        batch["row_ids"] = np.asarray([ids[0] for ids in plan.items], np.int32)
-        return batch | {POSITION: np.asarray(dataclasses.astuple(plan.position), np.int64)}
+def read_batch(rows: TrainingRows, layout: Layout, items: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """The batch of these items (see pipeline.Batches.start)."""
+    placed = [[rows.read(int(row_id)) for row_id in ids] for ids in items]
+    if layout.kind == "pack":
+        filled = [pack_rows(several, layout.max_length) for several in placed]
+    else:
+        filled = [pad_row(row, layout.max_length) for [row] in placed]
+    batch = {name: np.stack([item[name] for item in filled]) for name in filled[0]}
+    return batch | {"row_ids": np.asarray([ids[0] for ids in items], np.int32)}
 
 
 def pad_row(row: TrainingRow, length: int) -> dict[str, np.ndarray]:
@@ -56,20 +50,26 @@ def pack_rows(rows: list[TrainingRow], length: int) -> dict[str, np.ndarray]:
 
 
 class BatchIterator:
-    """Endless batches."""
+    """Endless batches, which threads read ahead."""
 
-    def __init__(self, batches: Iterator[dict], start: Position):
-        """batches: Grain's iterator; start: its position."""
-        self._batches = batches
-        self._position = start
+    def __init__(self, plans: Iterator[Plan], start: Position, rows: TrainingRows, layout: Layout, process_rows: slice):
+        """start: where the plans begin.  process_rows: the items of this process."""
+        self._plans, self._position, self._rows, self._layout = plans, start, rows, layout
+        self._process_rows = process_rows
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._coming = collections.deque()  # (batch that is read, position after it)
 
     def __iter__(self) -> "BatchIterator":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        batch = next(self._batches)
-        self._position = Position(*batch.pop(POSITION).tolist())
-        return batch
+        while len(self._coming) <= AHEAD:
+            plan = next(self._plans)
+            items = plan.items[self._process_rows]
+            batch = self._threads.submit(read_batch, self._rows, self._layout, items)
+            self._coming.append((batch, plan.position))
+        batch, self._position = self._coming.popleft()
+        return batch.result()
 
     def state(self) -> dict[str, int]:
         """The position after the last returned batch as JSON values, for `Batches.start`."""
@@ -79,4 +79,4 @@ class BatchIterator:
         return self
 
     def __exit__(self, *exception) -> None:
-        self._batches.close()  # ends the threads
+        self._threads.shutdown(cancel_futures=True)

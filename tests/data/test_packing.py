@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from domino_jax.data.chat import TrainingRow
-from domino_jax.data.order import Layout, Plans, pack, row_order
+from domino_jax.data.order import Layout, first_position, pack, plan_batches, row_order
 from domino_jax.data.reading import pack_rows
 
 
@@ -51,10 +51,12 @@ def test_a_packed_row_restarts_positions_and_counts_documents():
 
 
 def test_a_position_in_more_rows_than_there_are_now_packs_none_beside_itself():
-    def plans(rows, start=None):
-        choices = {"num_rows": rows, "process_rows": slice(0, 4), "start": start}
-        return Plans(row_order(np.arange(rows), 7), np.full(rows, 10, np.int32), Layout("pack", 32, 4, 64), **choices)
+    layout = Layout("pack", 32, 4, 64)
 
-    now = plans(10, plans(48)[1].position)
-    items = [ids.tolist() for number in range(6) for ids in now[number].items]
+    def plans(rows, position):
+        return plan_batches(row_order(np.arange(rows), 7), np.full(rows, 10, np.int32), layout, rows, position)
+
+    before = plans(48, first_position(layout, 48))
+    now = plans(10, [next(before), next(before)][1].position)
+    items = [ids.tolist() for _ in range(6) for ids in next(now).items]
     assert all(len(set(item)) == len(item) for item in items) and {*sum(items, [])} == set(range(10))
