@@ -29,8 +29,7 @@ from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.sizes import device_bytes
-from domino_jax.weights.draft_storage import rows_together
-from domino_jax.weights.loading import in_draft_type
+from domino_jax.weights.loading import in_draft_type, rows_together
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, read_scheme
 
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16

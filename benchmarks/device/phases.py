@@ -30,8 +30,8 @@ from domino_jax.models.cache import block_mask
 from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED
 from domino_jax.training.flops import peak_flops
-from domino_jax.weights.draft_storage import rows_together
 from domino_jax.weights.draft_vocab import with_draft_vocab
+from domino_jax.weights.loading import rows_together
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, SECTION, read_scheme
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.

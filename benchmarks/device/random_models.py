@@ -21,7 +21,7 @@ from domino_jax.method.pair import Pair
 from domino_jax.method.sampling import request_keys
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.weights.draft_storage import rows_together
+from domino_jax.weights.loading import rows_together
 from domino_jax.weights.quantization import Scheme
 from domino_jax.weights.target import Sharding, read_target_config, target_shapes
 

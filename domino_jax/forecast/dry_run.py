@@ -4,7 +4,7 @@
         --config.train.batch_size=16
 
 It needs no weights, no data and no accelerator, only the compiler of one. Without --topology it compiles for the
-devices of this machine. <workdir>/dry_run.json holds the figures of the step and, under "evaluation", those of an
+devices of this machine. <workdir>/dry_run.json holds the figures of the step and, under "evaluation", of an
 evaluation (null with eval.every=0): memory and bytes by the compiler, FLOPs by the products of the traced step.
 """
 
@@ -103,8 +103,8 @@ def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[
 
 
 def examine_evaluation(config, models: Pair, mesh: Mesh, resident: int) -> dict[str, Any]:
-    """What dry_run.json holds under "evaluation": of a pass over answers (decoding/answers.py), its rows full of places
-    to judge. resident: bytes of the target and the training state on a chip."""
+    """The figures of a pass over answers (decoding/answers.py), its rows full of places to judge, for "evaluation" in
+    dry_run.json. resident: bytes of the target and the training state on a chip."""
     length, rows = config.data.max_length, config.train.batch_size // config.train.accumulate
     whole = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=sharding.batch_sharding(mesh))
     batch = dict.fromkeys(("tokens", "positions", "documents", *OF_ANCHORS), whole)
@@ -125,7 +125,7 @@ def shapes_of(path: str) -> Qwen3Config:
 
 
 def scheme_of(path: str, quantize: str | None) -> Scheme | None:
-    """What of the target is in eight bits; paths as for shapes_of."""
+    """The matrices of the target that are in eight bits; paths as for shapes_of."""
     known = _known(path)
     if known and str(path).endswith("-FP8"):
         return read_scheme({"quantization_config": PUBLIC_FP8}, quantize)
@@ -162,7 +162,7 @@ def key_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
-    """What is printed: figures of one chip, or of one device where a chip has two."""
+    """The printed lines: figures of one chip, or of one device where a chip has two."""
     target, drafter, optimizer, temporary = (
         say_bytes(figures[f"{part}_bytes_per_chip"]) for part in ("target", "parameter", "optimizer", "temporary")
     )

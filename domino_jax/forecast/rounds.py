@@ -1,4 +1,4 @@
-"""What a plain step and a round must read on a device, from shapes alone: whether drafting pays, before a download.
+"""The bytes that a plain step and a round must read, from shapes alone: whether drafting pays, before a download.
 
     python -m domino_jax.decode --config=configs/qwen3_30b_a3b.py --dry_run --topology=h200
 
@@ -51,7 +51,7 @@ class Reads:
     resident: int
 
     def step(self, rows: int) -> float:
-        """A pass of the target over this many rows, those of all requests together."""
+        """A pass of the target over this many rows of all requests together."""
         experts = self.config.experts
         share = experts.active(rows) / experts.num_experts if experts else 0.0
         return self.target + self.cache + share * self.experts
@@ -158,7 +158,7 @@ def drafter_shapes(
 
 
 def lines(reads: Reads, most: int, requests: int, chip: topologies.Chip | None) -> list[str]:
-    """What is printed: a row for the step and for each width. most: drafts of a round."""
+    """The printed lines: a row for the step and for each width. most: drafts of a round."""
     memory = f"{reads.resident / 1e9:.1f} GB"
     if chip:
         fits = "fit" if reads.resident < chip.memory else "DO NOT FIT"

@@ -79,7 +79,7 @@ def chip_of(topology: str) -> Chip | None:
 
 
 def noun_of(topology: str) -> str:
-    """What one device of a topology is."""
+    """The noun for one device of a topology."""
     chip = chip_of(topology)
     return chip.noun if chip else "chip"
 

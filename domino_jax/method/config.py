@@ -10,6 +10,7 @@ from typing import Any
 
 from domino_jax.method.config_keys import (
     DFLASH,
+    SLIDING,
     public_keys,
     read_key,
     read_windows,
@@ -30,7 +31,6 @@ from domino_jax.method.fields import (
     written,
 )
 from domino_jax.method.head import HeadConfig
-from domino_jax.method.windows import LayerWindows
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 
@@ -43,7 +43,7 @@ LAMBDA_KEYS = ("lambda_start", "lambda_decay_ratio")
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
+class DrafterConfig(HeadConfig, DecoderConfig):
     """Shapes and conventions of one drafter. Fields are named as in the public config.json."""
 
     layer_types: tuple[str, ...] = ()
@@ -86,6 +86,20 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
     def suffix_start(self) -> int:
         """The first slot that gets the head's correction."""
         return self.first_slot + self.pure_draft_prefix_len
+
+    # ------------------------------------------------- the rows of the text and of their block that a layer reads
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of this draft layer, None where it reads all of the context."""
+        return self.sliding_window if self.layer_types and self.layer_types[layer] == SLIDING else None
+
+    def causal(self, layer: int) -> bool:
+        """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
+        return self.window(layer) is not None if self.is_causal is None else self.is_causal
+
+    def reach(self, layer: int) -> int | None:
+        """The rows at the end of the text that a layer reads when decoding; None where it reads all of it."""
+        return min((rows for rows in (self.window(layer), self.draft_window) if rows), default=None)
 
     # --------------------------------------------------------------------------------------------------------- files
 
@@ -171,7 +185,7 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
             "mask_token_id",
             f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
         )
-        self.check_windows()
+        self._check_windows()
         only = self.fixed.get("shift_label", self.shift_label)
         refuse(
             self.shift_label != only,
@@ -187,6 +201,24 @@ class DrafterConfig(LayerWindows, HeadConfig, DecoderConfig):
             taps > 0 and (self.conv_group_size < 1 or self.hidden_size % self.conv_group_size != 0),
             "conv_group_size",
             f"conv_group_size {self.conv_group_size} does not divide hidden_size {self.hidden_size}",
+        )
+
+    def _check_windows(self) -> None:
+        kinds, layers = set(self.layer_types), self.num_hidden_layers
+        refuse(
+            len(self.layer_types) not in (0, layers),
+            "layer_types",
+            f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {layers}",
+        )
+        refuse(
+            not kinds <= {"full_attention", SLIDING},
+            "layer_types",
+            f"layer_types {sorted(kinds)} may hold full_attention and sliding_attention only",
+        )
+        refuse(
+            SLIDING in kinds and (self.sliding_window or 0) < 1,
+            "sliding_window",
+            "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a window",
         )
 
     # ------------------------------------------------------------------------------------------------- a new drafter

@@ -98,7 +98,7 @@ def read_key(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
 
 
 def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> bool | None:
-    """As `read_key`, for a key that is true or false; names: its name, and those that it has in other files."""
+    """As `read_key`, for a key that is true or false; names: its name here, then its names in other files."""
     stated = {name: read_key(raw, nested, name) for name in names}
     for name, value in stated.items():
         expect(value is None or isinstance(value, bool), name, value, "true or false")

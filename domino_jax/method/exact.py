@@ -4,7 +4,7 @@ The target's choice after a prefix does not depend on the drafter (docs/method.m
 drafts of a round that starts at a place are a fixed number, and the rounds of a decoding are a walk over these numbers
 (decoding/acceptance.py). Drafts are made by the functions of a round (propose.py, rollout.py), for many places at once.
 
-A batch has packed rows, as those of a training step, and the places of answers in them:
+A batch has packed rows, like a training step's, and the places of answers in them:
 
     tokens, positions, documents  int32 [B, S]
     anchors  int32 [B, A], places of answers' tokens, none at its document's start; those to judge come first

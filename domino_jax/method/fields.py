@@ -123,7 +123,7 @@ def _read(entry: Field, raw: dict[str, Any], nested: dict[str, Any]) -> Any:
 
 
 def written(config: Any, fields: Iterable[Field], place: str | None = None) -> dict[str, Any]:
-    """{key of config.json: its value} of these fields; place: of those that are written there alone."""
+    """{key of config.json: its value} of these fields; place: of the fields that are written there alone."""
     values = {}
     for entry in fields:
         value = getattr(config, entry.name)

@@ -50,7 +50,7 @@ class HeadConfig:
     # ------------------------------------------------------------------------------------------- training and recipe
 
     loss: Any = Loss
-    reads: tuple[str, ...] = ()  # keys of the recipe's drafter and train sections, of those that not all read
+    reads: tuple[str, ...] = ()  # keys of the recipe's drafter and train sections that some heads do not read
     new: Mapping[str, Any] = {}  # fields of a new drafter that the recipe leaves open
 
     @classmethod

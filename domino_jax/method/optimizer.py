@@ -21,7 +21,7 @@ def make_optimizer(kind: str, frozen_backbone: bool = False) -> optax.GradientTr
     """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon", which
     orthogonalises the updates of the hidden matrices and leaves all else to optax's Nesterov AdamW.
 
-    Its updates are those of learning rate 1. The training step multiplies them by the schedule at TrainState.step: an
+    Its updates have learning rate 1. The training step multiplies them by the schedule at TrainState.step: an
     optimizer's own count stops at skipped steps, and the rate would then never reach the end of its schedule.
 
     frozen_backbone: the backbone never changes, and has no moments.

@@ -25,7 +25,7 @@ def autoregressive_round(
     """Plain decoding, the reference for text and speed: the anchor in, the target's next choice out.
 
     Args:
-        fixed_width: rows of the pass, as many as a speculative round has, of which the first alone is valid, so that
+        fixed_width: rows of the pass, the number that a speculative round has; the first alone is valid, so that
             the choice is equal to the round's to the last bit (fixed-shape parity). One row when None.
     """
     tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], fixed_width or 1))
@@ -61,7 +61,7 @@ def speculative_round(
     else:
         drafts, draft_cache = propose(models, state, sampling, settings)
         tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
-        depths = ancestors = None  # those of a chain
+        depths = ancestors = None  # a chain's
         deepest = drafts.shape[1]
     # 2) Verify it in one pass of the target.
     shape = {"depths": depths, "ancestors": ancestors, "isolated": isolated}

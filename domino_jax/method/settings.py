@@ -108,7 +108,7 @@ class TreeSettings:
     candidates: int = key(64, least=1)  # tokens per depth that it chooses among
     # Added to a node's log-probability for each step of depth; lower values give broader trees.
     beta: float = key(-0.1, above=-math.inf, most=0)
-    # Drafts of the longest path, at most what the block gives; 0: as many as a chain has.
+    # Drafts of the longest path, at most what the block gives; 0: the number of a chain.
     depth: int = key(0, least=0)
 
     def problem(self) -> Problem | None:
@@ -154,7 +154,7 @@ class DraftSettings:
     use_head: bool = True
 
     def width(self, config: "DrafterConfig") -> int:
-        """Drafts of a round; of a tree, those of its longest path."""
+        """Drafts of a round; of a tree, the drafts of its longest path."""
         if self.tree and self.tree.depth:
             return self.tree.depth
         return config.num_drafts if self.num_drafts is None else self.num_drafts

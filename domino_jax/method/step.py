@@ -88,7 +88,7 @@ def drafter_loss(
     """The loss of one batch, and its sums, through which no gradient flows.
 
     Args:
-        params: the drafter's, in place of those of `models`.
+        params: the drafter's, which replace the parameters in `models`.
         features: of the target, [B, S, C·D].
         hidden: the target's last hidden states [B, S, D]; needed where loss.reads_target.
     """

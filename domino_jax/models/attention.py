@@ -114,7 +114,7 @@ def causal_mask(
     """bool [1 or B, T, S]: the query at place index[t] (int32 [T]) reads keys that are not later.
 
     Args:
-        length: S.  documents: int32 [B, S] of packed rows, and query_documents int32 [B, T] those of the queries: only
+        length: S.  documents: int32 [B, S] of packed rows, and query_documents int32 [B, T] of the queries: only
             keys of the query's document are read.
 
     >>> index 0 1 2, length 3  →  1 0 0    documents 1 1 2  →  1 0 0

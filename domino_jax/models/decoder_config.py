@@ -22,7 +22,7 @@ RANGES = {"rms_norm_eps": (1e-12, 1.0), "rope_theta": (1.0, 1e12)}
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Shapes and constants of a stack of decoder layers; field names are those of config.json, but for qk_norm.
+    """Shapes and constants of a stack of decoder layers; fields are named as in config.json, but for qk_norm.
 
     qk_norm: per-head RMSNorm on queries and keys, as in Qwen3 and in every drafter; a Llama layer is the same without.
     """

@@ -34,7 +34,7 @@ ROUTER = "gate"  # never in eight bits: its float32 choices are part of the mode
 
 @dataclasses.dataclass(frozen=True)
 class ExpertConfig:
-    """The experts of a target; field names are those of config.json.
+    """The experts of a target; fields are named as in config.json.
 
     num_experts: E.  num_experts_per_tok: k.  moe_intermediate_size: F of an expert.
     norm_topk_prob: the weights of a row's k experts sum to 1.

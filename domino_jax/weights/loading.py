@@ -14,18 +14,18 @@ from domino_jax.method.drafters import AnyConfig, new_drafter
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models import kernels
-from domino_jax.models.quantized import is_quantized
+from domino_jax.models.quantized import is_quantized, quantize, transposed
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.environment import device_name
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
-from domino_jax.weights.draft_storage import quantized_matrices, rows_together
 from domino_jax.weights.draft_vocab import choose_tokens, lm_head_of, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.quantization import INT8
 from domino_jax.weights.target import Sharding
 
+MATRICES = ("kernel", "weight_ih", "weight_hh")  # names of the parameters that layers.multiply takes
 log = logging.getLogger(__name__)
 
 
@@ -107,32 +107,26 @@ def load_models(
     """
     if not drafter_path:
         return Pair(loaded.model, loaded.params)
-    dtype = np.dtype(loaded.model.dtype)
+    dtype, drafting = np.dtype(loaded.model.dtype), drafting or DraftSettings()
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
-    config, params = as_drafted(config, params, loaded, drafter_path, drafting or DraftSettings(), sharding)
-    drafter = new_drafter(config, dtype, whole_head=sharding is not None)
-    return Pair(loaded.model, loaded.params, drafter, rows_together(params))
-
-
-def as_drafted(
-    config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
-) -> tuple[AnyConfig, dict]:
-    """The drafter of a folder `path` with the draft_vocab, draft_window and draft_weights of `drafting`."""
     config = with_window(config, drafting)
     if drafting.draft_vocab:
-        tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)
+        tokens = choose_tokens(hf.drafter_folder(drafter_path), config, drafting, loaded.tokenizer, loaded.stop_ids)
         config, params = with_draft_vocab(config, params, loaded.model.config, loaded.params, tokens, sharding)
-    return config, in_draft_type(config, params, loaded.model.config, loaded.params, drafting)
+    params = in_draft_type(config, params, loaded.model.config, loaded.params, drafting)
+    return Pair(
+        loaded.model, loaded.params, new_drafter(config, dtype, whole_head=sharding is not None), rows_together(params)
+    )
 
 
 def in_draft_type(
-    config: AnyConfig, params: dict, target: Qwen3Config, target_params: dict, drafting: DraftSettings | None
+    config: AnyConfig, params: dict, target: Qwen3Config, target_params: dict, drafting: DraftSettings
 ) -> dict:
     """A drafter's parameters with its matrices as draft_weights says.
 
     In int8 they include a copy of a floating lm_head, because the base logits read all of it.
     """
-    if not drafting or drafting.draft_weights != INT8:
+    if drafting.draft_weights != INT8:
         return params
     if config.has_backbone and "lm_head" not in params:
         matrix = lm_head_of(target, target_params)
@@ -146,3 +140,43 @@ def with_window(config: AnyConfig, drafting: DraftSettings) -> AnyConfig:
     if not drafting.draft_window or not config.has_backbone:
         return config
     return dataclasses.replace(config, draft_window=drafting.draft_window)
+
+
+# ------------------------------------------------------------------- a drafter's parameters as decoding stores them
+
+
+def rows_together(params: dict) -> dict:
+    """A drafter's parameters with the head's last matrix as up/rows [V, E], not up/kernel [E, V].
+
+    A draft reads the rows of its candidates (Head.rows). The compiler for TPUs would copy the whole matrix into this
+    order in every round. A layout of [E, V] with that order is not enough: the compiler for GPUs copies it back before
+    the loop of rounds. On a CPU nothing changes.
+
+    Args:
+        params: arrays, or shapes with their shardings, the head whole on every device.
+    """
+    if "head" not in params:
+        return params
+    kernel = params["head"]["up"]["kernel"]
+    values = kernel["q"] if is_quantized(kernel) else kernel
+    if any(device.platform == "cpu" for device in values.sharding.device_set):
+        return params
+    if isinstance(values, jax.ShapeDtypeStruct):
+        rows = jax.ShapeDtypeStruct(values.shape[::-1], values.dtype, sharding=values.sharding)
+        rows = {**kernel, "q": rows} if is_quantized(kernel) else rows
+    else:
+        rows = jax.jit(transposed)(kernel)
+    return {**params, "head": {**params["head"], "up": {"rows": rows}}}
+
+
+def quantized_matrices(params: dict) -> dict:
+    """A drafter's parameters with all matrices of its products in int8, one scale for each output channel.
+
+    Tables of tokens, of which a draft reads single rows, stay as they are.
+    """
+
+    def convert(path: tuple, leaf: Any) -> Any:
+        rounded = path[-1].key in MATRICES and not is_quantized(leaf) and leaf.ndim == 2
+        return jax.jit(quantize, static_argnums=1)(leaf, "int8") if rounded else leaf
+
+    return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_quantized)

@@ -14,7 +14,7 @@ import pytest
 from domino_jax.method import blocks
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.heads.dflash2 import SelectorLoss
-from domino_jax.method.heads.eagle3_loss import Eagle3Loss, shift
+from domino_jax.method.heads.eagle3_model import Eagle3Loss, shift
 from domino_jax.method.heads.markov import MarkovLoss
 from domino_jax.method.heads.xpress import XpressLoss
 from domino_jax.method.losses import Labels, Loss, Outputs

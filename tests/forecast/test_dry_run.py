@@ -123,12 +123,8 @@ def test_the_gpus_of_one_machine_can_be_compiled_for():
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
-def test_a_machine_with_a_single_chip_can_be_compiled_for():
+def test_a_machine_may_have_a_single_chip_and_a_chip_of_a_tpu7x_is_two_devices():
     assert len(topologies.devices_of("v5e:1x1")) == 1
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
-def test_a_chip_of_a_tpu7x_is_two_devices():
     devices = topologies.devices_of("tpu7x:2x2x1")
     assert len(devices) == 8 and topologies.chip_of("tpu7x:2x2x1") and flops.peak_flops(devices[0].device_kind)
 

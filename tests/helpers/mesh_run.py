@@ -15,7 +15,7 @@ import numpy as np
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.drafters import new_drafter
 from domino_jax.method.heads.dflash2 import SelectorLoss
-from domino_jax.method.heads.eagle3_loss import Eagle3Loss
+from domino_jax.method.heads.eagle3_model import Eagle3Loss
 from domino_jax.method.heads.markov import MarkovLoss
 from domino_jax.method.heads.xpress import XpressLoss
 from domino_jax.method.losses import Loss

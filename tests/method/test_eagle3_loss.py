@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.heads import eagle3_loss
-from domino_jax.method.heads.eagle3_loss import Eagle3Loss
+from domino_jax.method.heads import eagle3_model
+from domino_jax.method.heads.eagle3_model import Eagle3Loss
 from domino_jax.method.step import Blocks, batch_gradients
 from tests.helpers.decoding_models import random_models
 from tests.helpers.packing import packed_row, separate_rows
@@ -82,7 +82,7 @@ def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows():
 @pytest.mark.long
 def test_slices_of_the_logits_change_nothing(monkeypatch):
     whole = measured()
-    monkeypatch.setattr(eagle3_loss, "SLICE_LOGITS", 20)
+    monkeypatch.setattr(eagle3_model, "SLICE_LOGITS", 20)
     sliced = measured.__wrapped__()
     np.testing.assert_allclose(sliced[0], whole[0], rtol=1e-6)
     for one, two in zip(jax.tree.leaves(whole[2]), jax.tree.leaves(sliced[2]), strict=True):

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from domino_jax.method.loop import Prompts, prefill
-from domino_jax.method.losses import Loss
 from domino_jax.method.pair import Pair
 from domino_jax.method.rounds import speculative_round
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.method.step import batch_gradients, label_blocks
 from domino_jax.models import decoder_layer
 from tests.helpers.decoding_models import random_drafter, random_target
 
@@ -37,21 +35,8 @@ def round_of(models):
     return run, (models, state, row)
 
 
-def gradients_of(models):
-    tokens = jnp.arange(26).reshape(2, 13)
-    batch = {"tokens": tokens, "loss_mask": jnp.ones(tokens.shape), "row_ids": jnp.arange(2)}
-    anchors, loss = jnp.array([[2, 5], [3, 7]]), Loss()
-
-    def gradients(models, batch):
-        blocks = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), models.drafter.config, loss)
-        return batch_gradients(models, batch, blocks, loss)
-
-    return jax.jit(gradients), (models, batch)
-
-
-@pytest.mark.parametrize("program", [round_of, gradients_of])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_layers_that_are_alike_are_traced_and_lowered_once(program, sparse, monkeypatch):
+def test_layers_that_are_alike_are_traced_and_lowered_once(sparse, monkeypatch):
     """A dense and a sparse kind of target layers, and the context pass and the block pass of the drafter's."""
     traced, keys_values = collections.Counter(), decoder_layer.SelfAttention.keys_values
 
@@ -62,7 +47,7 @@ def test_layers_that_are_alike_are_traced_and_lowered_once(program, sparse, monk
     monkeypatch.setattr(decoder_layer.SelfAttention, "keys_values", counted)
     texts = []
     for layers in (4, 8):
-        function, arguments = program(models(layers, sparse))
+        function, arguments = round_of(models(layers, sparse))
         traced.clear()
         texts.append(function.lower(*arguments).as_text())
         assert sum(traced.values()) == 3 + sparse

@@ -264,8 +264,3 @@ def test_the_caches_slack_follows_the_tree():
     assert made.limits.block_rows == 32
     with pytest.raises(DominoError, match="needs 65 cache rows .17 prompt . 16 new . 32 block."):
         made.generate([[1] * 17], "tree")
-
-
-def test_beside_a_shallower_tree_there_is_room_for_the_chain():
-    shallow = TreeSettings(nodes=2, lanes=1, candidates=VOCAB, depth=1)
-    assert make_generator(random_models(4), tree=shallow).limits.block_rows == 5  # the chain's anchor and 4 drafts

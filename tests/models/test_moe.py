@@ -111,12 +111,3 @@ def test_each_device_gets_its_form_and_a_float32_router(rows, platform):
     assert ("ragged_dot" in text) == (platform == "tpu")
     assert ("triton" in text) == (platform == "cuda" and rows > 1)
     assert f"tensor<{rows}x{EXPERTS}xf32>" in text.replace("1x17x", "17x").replace("1x1x", "1x")
-
-
-@pytest.mark.long
-def test_routing_at_random_uses_85_of_128_experts_for_17_rows_of_8():
-    config = ExpertConfig(128, 8, 768, True)
-    assert [round(config.active(rows), 1) for rows in (1, 17)] == [8.0, 85.3]
-    draw = np.random.default_rng(0)
-    counts = [len({expert for _ in range(17) for expert in draw.permutation(128)[:8]}) for _ in range(300)]
-    assert config.active(17) == pytest.approx(np.mean(counts), rel=0.02)

@@ -17,8 +17,7 @@ from domino_jax.method.config_keys import (
 )
 from domino_jax.method.fields import field
 from domino_jax.method.head import HeadConfig
-from domino_jax.method.heads.eagle3_loss import Eagle3Loss
-from domino_jax.method.heads.eagle3_model import Eagle3
+from domino_jax.method.heads.eagle3_model import Eagle3, Eagle3Loss
 from domino_jax.models.decoder_config import (
     LIMITS,
     WRITTEN_WITH,
