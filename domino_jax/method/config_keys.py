@@ -10,24 +10,8 @@ from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
 SLIDING = "sliding_attention"  # of layer_types
-# Keys with which SGLang, vLLM, modelopt or z-lab's code compute something else with the same tensors, or nearly, and
-# the values without effect. These are keys of a layer, of all drafters.
-LAYER_VARIANTS = {
-    "attention_value_scale": (1.0,),
-    "attention_sink_bias": (False,),
-    "add_swa_attention_sink_bias": (False,),
-    "add_full_attention_sink_bias": (False,),
-    "attn_logit_softcapping": (0.0,),
-    "is_neox_style": (True,),
-    "rope_is_neox_style": (True,),
-    "rope_interleaved": (False,),
-    "use_gemma_norm": (False,),
-    "gating": (False, "disabled"),
-    "bias": (False,),
-    "logit_scale": (1.0,),
-    "use_swa": (False,),
-}
-_VARIANTS = LAYER_VARIANTS | {
+# Keys with which other programs compute something else with the same tensors, or nearly, and the values without effect.
+_VARIANTS = {
     "projector_type": (DFLASH,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
@@ -41,6 +25,7 @@ _VARIANTS = LAYER_VARIANTS | {
     "use_aux_hidden_state": (True,),
     "norm_before_fc": (False,),
     "fc_norm": (False,),
+    "use_swa": (False,),
 }
 
 
@@ -138,12 +123,9 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     known: keys that this drafter's head has.
     """
     refused = {name: values for name, values in _VARIANTS.items() if name not in known}
-    refused |= {"target_hidden_size": (raw.get("hidden_size"),)}
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         refuse_values(part, refused, place)
         refuse_unsupported(part, place)
-        for rope in ("rope_parameters", "rope_scaling"):
-            refuse_values(section(part, rope), {"rope_dim": (raw.get("head_dim"),)}, f"{place}{rope}.")
     drafted, vocab = read_key(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
     refuse(
         drafted not in (None, vocab),

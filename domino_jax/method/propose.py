@@ -113,7 +113,7 @@ def roll_out_head(
     prefix, passes = read_prefix(models, at), settings.head_passes or models.drafter.config.passes
     if passes:
         return draft_in_passes(models, prefix, z, candidates, passes, choose)
-    return roll_out(models, prefix, z, candidates, choose, scan_drafts)
+    return roll_out(models, prefix, z, candidates, choose)
 
 
 def read_prefix(models: Pair, at: DecodeState | Places) -> jax.Array:

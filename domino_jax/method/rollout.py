@@ -1,6 +1,6 @@
 """The roll-out of a head: slot after slot of a block is drafted, each given the draft before it.
 
-Drafting and training share it. Letters: B rows, n blocks of a row, M drafts, Q candidates of a slot.
+Letters: B rows, M drafts, Q candidates of a slot.
 """
 
 from collections.abc import Callable
@@ -48,20 +48,15 @@ def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: 
 def choose_drafts(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
     """The draft at each slot: argmax(sharpness · log p + g) over the candidates; greedy without noise."""
     places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
-    return Drafted(_token_at(candidates, places), places)
+    tokens = places if candidates.token_ids is None else _take(candidates.token_ids, places)
+    return Drafted(tokens, places)
 
 
 def choose_scored_drafts(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> Drafted:
     """`choose_drafts` with log_q: of the drafter's distribution over the candidates, after the request's temperature,
     top-k, top-p and min-p."""
-    places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
-    log_q = process_logits(candidates.logits, sampling)
-    log_q = _take(log_q, places) - jax.nn.logsumexp(log_q, axis=-1)
-    return Drafted(_token_at(candidates, places), places, log_q)
-
-
-def _token_at(candidates: Candidates, places: jax.Array) -> jax.Array:
-    return places if candidates.token_ids is None else _take(candidates.token_ids, places)
+    drafted, log_q = choose_drafts(candidates, sampling, sharpness), process_logits(candidates.logits, sampling)
+    return drafted._replace(log_q=_take(log_q, drafted.places) - jax.nn.logsumexp(log_q, axis=-1))
 
 
 def _take(values: jax.Array, places: jax.Array) -> jax.Array:
@@ -75,7 +70,6 @@ def roll_out(
     z: Hidden,
     candidates: Candidates,
     choose: Callable[[Candidates], Drafted] = choose_drafts,
-    scan: Callable = jax.lax.scan,
 ) -> Drafted:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
@@ -86,7 +80,6 @@ def roll_out(
         prefix_tokens: int32 [B, 1 + extra_slots], the anchor, and the token before it where the head reads that.
         z: [B, T, D] of all slots that the head sees.  candidates: of the first M slots that predict a token.
         choose: the candidates of some slots, with arrays [B, m, Q] → their drafts.
-        scan: what runs the loop; `scan_drafts` in a decode round.
     """
     slots, extra = candidates.logits.shape[1], prefix_tokens.shape[1] - 1
     prefix = min(models.drafter.config.pure_draft_prefix_len, slots)
@@ -98,25 +91,25 @@ def roll_out(
 
     few = rows is not None and rows.shape[0] * rows.shape[2] <= AHEAD
     chain = correct_by_device if few and models.head.reads_ahead else correct_slots
-    rest = chain(models, consumed, (z_terms, corrected, rows), choose, scan)
+    rest = chain(models, consumed, (z_terms, corrected, rows), choose)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first, rest.T], axis=1), first, rest)
 
 
-def correct_slots(models: Pair, consumed: jax.Array, slots: tuple, choose: Callable, scan: Callable) -> Drafted:
+def correct_slots(models: Pair, consumed: jax.Array, slots: tuple, choose: Callable) -> Drafted:
     """The drafts of m slots after the consumed tokens int32 [B, n], arrays [m, B].
 
     Args:
         slots: terms of z [B, n - 1 + m, any]; candidates, arrays [B, m, Q]; their rows of the last matrix, or None.
-        choose, scan: of roll_out.
+        choose: of roll_out.
     """
 
     def step(state, token, terms):
         return models.head.step(state, models.head_inputs(token), terms)
 
-    return _chain(models, consumed, step, lambda drafted, _: drafted.tokens, slots, choose, scan)
+    return _chain(models, consumed, step, lambda drafted, _: drafted.tokens, slots, choose)
 
 
-def correct_slots_ahead(models: Pair, consumed: jax.Array, slots: tuple, choose: Callable, scan: Callable) -> Drafted:
+def correct_slots_ahead(models: Pair, consumed: jax.Array, slots: tuple, choose: Callable) -> Drafted:
     """`correct_slots` with the head's reading of all candidates computed first, by one product that reads its matrix
     once and not for every draft."""
     token_ids, known = slots[1].token_ids, consumed.shape[1]
@@ -130,7 +123,7 @@ def correct_slots_ahead(models: Pair, consumed: jax.Array, slots: tuple, choose:
         place = known + index * token_ids.shape[2] + drafted.places
         return jnp.take_along_axis(readings, place[:, None, None], axis=1)[:, 0]
 
-    return _chain(models, readings[:, :known], advance, reading_of, slots, choose, scan)
+    return _chain(models, readings[:, :known], advance, reading_of, slots, choose)
 
 
 def correct_by_device(*arguments: Any) -> Drafted:
@@ -141,14 +134,14 @@ def correct_by_device(*arguments: Any) -> Drafted:
 
 
 def _chain(
-    models: Pair, before: jax.Array, advance: Callable, read: Callable, slots: tuple, choose: Callable, scan: Callable
+    models: Pair, before: jax.Array, advance: Callable, read: Callable, slots: tuple, choose: Callable
 ) -> Drafted:
     """Slot after slot, the loop carries the head's state and what it reads of the last token.
 
     Args:
         before: what it reads of the n consumed tokens, [B, n, ...].
         advance: (state, a reading, terms) → (state, code).
-        read: (a slot's drafts, the slot) → the reading of the drafts.  slots, choose, scan: of correct_slots.
+        read: (a slot's drafts, the slot) → the reading of the drafts.  slots, choose: of correct_slots.
     """
     z_terms, candidates, rows = slots
     state, known = models.head.initial_state(len(before)), before.shape[1]
@@ -167,7 +160,7 @@ def _chain(
 
     by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (z_terms[:, known - 1 :], candidates, rows))
     numbers = jnp.arange(candidates.logits.shape[1])
-    return scan(correct, (state, before[:, known - 1]), (*by_slot, numbers))[1]
+    return scan_drafts(correct, (state, before[:, known - 1]), (*by_slot, numbers))[1]
 
 
 def draft_in_passes(
@@ -196,13 +189,3 @@ def draft_in_passes(
         return choose(candidates._replace(logits=candidates.logits + jnp.where(untouched, 0.0, change))), None
 
     return scan_drafts(again, choose(candidates), jnp.arange(min(passes, slots)))[0]
-
-
-def roll_out_blocks(models: Pair, anchors: jax.Array, z: Hidden, candidates: Candidates) -> jax.Array:
-    """The greedy roll-out of the blocks of a batch, for heads that read the predicting slots alone: int32 [B, n, M].
-
-    Args:
-        anchors: int32 [B, n].  z: [B, n, M, D].  candidates: with arrays [B, n, M, Q].
-    """
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors[:, :, None], z, candidates))
-    return roll_out(models, *rows).tokens.reshape(z.shape[:3])

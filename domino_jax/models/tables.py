@@ -18,8 +18,7 @@ class Entry:
     """One row of a table. The tensor has `shape`; with `transpose` the leaf has it the other way round.
 
     dtype: of the leaf; "": the one in which the model computes.
-    stored: the only type of a tensor that is read, by its name in safetensors, I32 for four int8 values a word; "": any
-        floating one.
+    stored: the only type of a tensor that is read, by its name in safetensors; "": any floating one.
     experts: above 0 the leaf is made of this many tensors of `shape`, along its first axis; in `name` the number of the
         expert is "*".
     """
@@ -41,10 +40,6 @@ class Entry:
     def names(self) -> list[str]:
         """The names of its tensors."""
         return [self.name.replace("*", str(index)) for index in range(self.experts)] or [self.name]
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        return (self.shape[0], -(-self.shape[1] // 4)) if self.stored == "I32" else self.shape
 
 
 def table_of(shapes: Any, prefixes: Mapping[str, str]) -> list[Entry]:

@@ -25,7 +25,6 @@ SHOWN = {
     "grad_norm": "grad {:.3g}",
     "accept_len": "accept {:.3g}",
     "selector_loss": "selector {:.4g}",
-    "serving_accept_len": "accept {:.3g}",
     "selector_coverage": "coverage {:.1%}",
     "eval_tau": "τ {:.4g}",
     "eval_tau_per_prompt": "τ per prompt {:.4g}",

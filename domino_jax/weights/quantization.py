@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from domino_jax.models.moe import ROUTER
 from domino_jax.models.quantized import TILE
 from domino_jax.models.tables import Entry
@@ -30,17 +28,14 @@ class Scheme:
     """Which matrices of a target are in eight bits, and how a folder stores them.
 
     dtype: of the values, INT8 or FP8.  tiles: a scale for each tile of 128 × 128 values, else for each output channel.
-    values, scale: the last words of their tensors' names.
-    packed: four int8 values, each plus 128, are an int32 word.
+    scale: the last word of the name of its tensor.
     floating: modules whose matrices are not in eight bits, by a part of the name, or by a regular expression after
     "re:".
     """
 
     dtype: str
     tiles: bool = False
-    values: str = "weight"
     scale: str = "weight_scale"
-    packed: bool = False
     floating: tuple[str, ...] = ("lm_head",)
 
     def holds(self, entry: Entry) -> bool:
@@ -53,10 +48,6 @@ class Scheme:
         """The table of a folder of this scheme, from the table of a floating one."""
         return [row for entry in table for row in (self._rows(entry) if self.holds(entry) else (entry,))]
 
-    def skipped(self, names: Mapping[str, Any]) -> tuple[str, ...]:
-        """Tensors that repeat what the table states: the shape of a packed matrix."""
-        return tuple(name for name in names if self.packed and name.endswith(".weight_shape"))
-
     def _rows(self, entry: Entry) -> tuple[Entry, Entry]:
         outputs, inputs = entry.shape
         if self.tiles and (outputs % TILE or inputs % TILE):
@@ -65,10 +56,9 @@ class Scheme:
                 f" divide. {SUPPORTED}"
             )
         scales = (outputs // TILE, inputs // TILE) if self.tiles else (outputs, 1)
-        stored = "I32" if self.packed else {INT8: "I8", FP8: "F8_E4M3"}[self.dtype]
-        module, path = module_of(entry), entry.path
+        stored, module, path = {INT8: "I8", FP8: "F8_E4M3"}[self.dtype], module_of(entry), entry.path
         return (
-            Entry(f"{module}.{self.values}", (*path, "q"), entry.shape, True, self.dtype, stored, entry.experts),
+            Entry(entry.name, (*path, "q"), entry.shape, True, self.dtype, stored, entry.experts),
             Entry(f"{module}.{self.scale}", (*path, "scale"), scales, True, "float32", experts=entry.experts),
         )
 
@@ -88,7 +78,6 @@ FORMATS = {
     ("naive-quantized", "float"): Scheme(FP8),
     ("naive-quantized", "int"): Scheme(INT8),
     ("int-quantized", "int"): Scheme(INT8),
-    ("pack-quantized", "int"): Scheme(INT8, values="weight_packed", packed=True),
 }
 
 
@@ -100,11 +89,6 @@ def _names(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     return f".{pattern}." in f".{module}."
-
-
-def unpacked(words: np.ndarray, inputs: int) -> np.ndarray:
-    """int32 [out, in / 4] → the int8 values [out, in], the first one in the lowest byte."""
-    return (words.view(np.uint8) ^ 0x80).view(np.int8)[:, :inputs]
 
 
 # --------------------------------------------------------------------------------------------- quantization_config

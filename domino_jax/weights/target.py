@@ -22,7 +22,7 @@ from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, table_of
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights import hf
-from domino_jax.weights.quantization import Scheme, read_scheme, unpacked
+from domino_jax.weights.quantization import Scheme, read_scheme
 from domino_jax.weights.safetensors_file import FLOATS, is_finite
 
 Params = dict[str, Any]
@@ -116,7 +116,7 @@ def _match_names(
             wrong["twice"].append(f"{stored_names[target]} = {name}")
         else:
             stored_names[target] = name
-            stored, wanted, kind = tensors[name], expected[target].stored_shape, expected[target].stored
+            stored, wanted, kind = tensors[name], expected[target].shape, expected[target].stored
             fits = stored.dtype == kind if kind else stored.dtype in FLOATS
             if stored.shape != wanted or not fits:
                 types = ("", "") if fits else (f"{stored.dtype} ", f"{kind or 'floating'} ")
@@ -153,10 +153,7 @@ def _load_leaf(
         return np.stack([read_tensor(name, tuple(rest)) for name in names[experts]])
 
     def read_tensor(name: str, index: tuple[slice, ...]) -> np.ndarray:
-        if entry.stored == "I32":
-            array = unpacked(tensors.read(name, index[:0:-1]), entry.shape[1])[:, index[0] if index else slice(None)]
-        else:
-            array = tensors.read(name, index[::-1] if entry.transpose else index)
+        array = tensors.read(name, index[::-1] if entry.transpose else index)
         array = array.T if entry.transpose else array
         with np.errstate(over="ignore"):  # judged below, with the tensor's name
             cast = np.asarray(array, dtype=dtype, order="C")
@@ -217,10 +214,10 @@ def load_target(
     tensors, table = hf.open_tensors(folder), target_table(config)
     skipped: tuple[str, ...] = ()
     if scheme and not quantize:
-        table, skipped = scheme.table(table), scheme.skipped(tensors)
+        table = scheme.table(table)
     if config.tie_word_embeddings and LM_HEAD in tensors:
         _check_tied(tensors)
-        skipped = (*skipped, LM_HEAD)
+        skipped = (LM_HEAD,)
     choices = {"skipped": skipped, "quantize": scheme if quantize else None}
     return config, load_table(tensors, table, dtype, sharding, **choices)
 

@@ -47,7 +47,7 @@ DRAFTERS = {
 }
 # Fields that each head logs beside the rest.
 LOGGED = {
-    "dflash2": {"selector_loss", "selector_coverage", "serving_accept_len", "oracle_accept_len"},
+    "dflash2": {"selector_loss", "selector_coverage"},
     "markov": {"l1_loss", "confidence_loss", "tau_probabilistic"},
     "xpress": {"tf_loss", "consistency_loss", "base_anchor_loss"},
     "eagle3": {"loss_1", "accuracy_2", "accept_len"},

@@ -55,8 +55,7 @@ FIGURES = {
     | {name: name for name in ("loss", "accuracy", "l1_loss", "confidence_loss", "confidence_abs_error")}
     | {name: name for name in ("tau_probabilistic", "teacher_agreement", "teacher_top1_prob", "draft_top1_prob")},
     "dflash2": {"loss": "loss", "base_loss": "unary_loss", "base_accuracy": "unary_accuracy"}
-    | {f"selector_{name}": f"selector_{name}" for name in ("loss", "accuracy", "coverage")}
-    | {f"{name}_accept_len": f"{name}_accept_len" for name in ("serving", "oracle")},
+    | {f"selector_{name}": f"selector_{name}" for name in ("loss", "accuracy", "coverage")},
     "xpress": {
         name: name
         for name in ("loss", "tf_loss", "ce_loss", "tv_loss", "consistency_loss", "base_anchor_loss", "accuracy")

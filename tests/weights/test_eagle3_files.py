@@ -100,7 +100,6 @@ def speculators_eagle3(tmp_path, name="theirs", **changes):
         "transformer_layer_config": layer | changes.pop("layer", {}),
         "draft_vocab_size": public["draft_vocab_size"],
         "eagle_aux_hidden_state_layer_ids": [2, 3, 5],
-        "target_hidden_size": None,
         **dict.fromkeys((*NORMS, "fc_norm", "embed_requires_grad"), False),
         **changes,
     }
@@ -140,8 +139,6 @@ def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_fol
     [
         ({"norm_before_residual": "absent"}, "lacks norm_before_residual"),
         ({"fc_norm": True}, "fc_norm True"),
-        ({"target_hidden_size": 32}, "target_hidden_size 32"),
-        ({"layer": {"rope_is_neox_style": False}}, "rope_is_neox_style False"),
         ({"layer": {"model_type": "qwen3"}}, "model_type 'qwen3'"),
         ({"draft_vocab_size": None}, "lacks draft_vocab_size"),
     ],

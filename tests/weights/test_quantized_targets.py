@@ -1,6 +1,6 @@
 """Targets in eight bits: public folders give transformers' logits, copies follow their formula, the rest is refused.
 
-tests/golden/quantized has one random Qwen3 in four public layouts (tests/golden/README.md).
+tests/golden/quantized has one random Qwen3 in three public layouts (tests/golden/README.md).
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.helpers.golden_files import check_logits, write_model
 from tests.helpers.models import GOLDEN
 
 FOLDERS = GOLDEN / "quantized"
-FORMS = {"fp8": "float8_e4m3fn", "float_quantized": "float8_e4m3fn", "pack_quantized": "int8", "int_quantized": "int8"}
+FORMS = {"fp8": "float8_e4m3fn", "float_quantized": "float8_e4m3fn", "int_quantized": "int8"}
 
 
 BLOCK = {"weights__strategy": "block", "weights__block_structure": [128, 128]}
@@ -64,7 +64,6 @@ def test_a_public_folder_gives_the_logits_of_transformers_with_its_dequantized_w
     layer = params["layers_0"]
     assert layer["self_attn"]["q_proj"]["kernel"]["q"].dtype == FORMS[form]
     # What the folder leaves floating stays so: always the embedding, and the modules that it names.
-    assert is_quantized(layer["mlp"]["down_proj"]["kernel"]) == (form != "pack_quantized")
     assert is_quantized(params["lm_head"]["kernel"]) == (form == "int_quantized")
 
 
@@ -97,8 +96,8 @@ def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_the_layers_
     [
         ("fp8", {"quant_method": "awq", "bits": 4}, "quant_method 'awq'"),
         ("fp8", {"weight_block_size": [64, 64]}, "weight_block_size [64, 64]"),
-        ("pack_quantized", {"weights__num_bits": 4}, "weights.num_bits 4"),
-        ("pack_quantized", {"weights__strategy": "group", "weights__group_size": 128}, "weights.strategy 'group'"),
+        ("int_quantized", {"weights__num_bits": 4}, "weights.num_bits 4"),
+        ("int_quantized", {"weights__strategy": "group", "weights__group_size": 128}, "weights.strategy 'group'"),
         ("float_quantized", {"weights__strategy": "tensor"}, "weights.strategy 'tensor'"),
         ("float_quantized", {**BLOCK, "weights__block_structure": [64, 64]}, "weights.block_structure [64, 64]"),
         ("int_quantized", BLOCK, "weights.strategy 'block'"),
@@ -153,7 +152,7 @@ def test_a_quantized_mlx_folder_is_refused_as_one(tmp_path, changes):
 @pytest.mark.parametrize("name", ["mlp.down_proj", "model.layers", "re:.*down_proj$"])
 def test_modules_that_a_folder_leaves_floating_are_named_by_any_part_of_their_path(tmp_path, name):
     """And a folder may be "frozen", as the older llm-compressor wrote."""
-    folder = folder_with(tmp_path, "pack_quantized", ignore=["lm_head", name], quantization_status="frozen")
+    folder = folder_with(tmp_path, "int_quantized", ignore=["lm_head", name], quantization_status="frozen")
     scheme = read_target_scheme(folder)
     held = {entry.name.split(".")[-2] for entry in target_table(read_target_config(folder)) if scheme.holds(entry)}
     layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"}

@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from domino_jax.method.candidates import Candidates, largest
+from domino_jax.method.candidates import largest
 from domino_jax.method.config import CONVOLUTION, TRANSFORMS, DrafterConfig
 from domino_jax.method.config_keys import refuse
 from domino_jax.method.fields import LARGEST_RANK, field
 from domino_jax.method.head import Head
 from domino_jax.method.losses import EPSILON, Labels, Loss, Outputs, cross_entropy, label_sums
 from domino_jax.method.pair import Pair
-from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.method.sliced_loss import SlicedForward, Sums
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden
@@ -57,13 +56,11 @@ class Choices(NamedTuple):
 
     tokens: int32, the candidates.  scores: float32, teacher-forced.
     covered: bool, whether the label is among the candidates.
-    path: int32, the tokens that decoding would draft: each slot follows the choice before it.
     """
 
     tokens: jax.Array
     scores: jax.Array
     covered: jax.Array
-    path: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +75,11 @@ class SelectorLoss(Loss):
     alpha: float = 1.0
 
     mixes = False
-    # The first two are of slots whose label is a candidate, the third is their share. The accept lengths are of the
-    # path that decoding would draft and of a selector that always finds the label; both end at a slot without a label.
+    # The first two are of slots whose label is a candidate, the third is their share.
     figures = Loss.figures | {
         "selector_loss": ("selector_loss", "covered_weight"),
         "selector_accuracy": ("selector_correct", "covered_weight"),
         "selector_coverage": ("covered", "labels"),
-        "serving_accept_len": ("served", "blocks"),
-        "oracle_accept_len": ("served_by_oracle", "blocks"),
     }
 
     def forward(
@@ -93,32 +87,26 @@ class SelectorLoss(Loss):
     ) -> SlicedForward:
         config = models.drafter.config
 
-        def outputs_of(params, z: Hidden, codes: jax.Array, states: tuple) -> Outputs:
-            (labels, anchors), z = states, z[:, :, config.first_slot :]
-            base = base_logits(z)
-            best, tokens = largest(jax.lax.stop_gradient(base), config.selector_top_k)
-            covered = (tokens == labels[..., None]).any(axis=-1)
+        def outputs_of(params, z: Hidden, codes: jax.Array, ids: jax.Array) -> Outputs:
+            base = base_logits(z[:, :, config.first_slot :])
+            tokens = largest(jax.lax.stop_gradient(base), config.selector_top_k)[1]
+            covered = (tokens == ids[..., None]).any(axis=-1)
             unary = jnp.take_along_axis(base, tokens, axis=-1)
             head = models.replace(drafter_params={"head": params}).head
             scores = unary + head.residual_of(codes[..., None, :], head.rows(tokens))[..., 0, :]
-            drafting = models.replace(drafter_params=jax.lax.stop_gradient({"head": params}))
-            candidates = Candidates(tokens, best, vocab_ids=tokens)
-            path = roll_out_blocks(drafting, anchors, jax.lax.stop_gradient(z), candidates)
-            return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
+            return Outputs(base, base, extra=Choices(tokens, scores, covered))
 
-        states = (labels.ids[:, :, config.first_slot :], previous_tokens[:, :, 0])
-        return default._replace(outputs_of=outputs_of, states=states)
+        return default._replace(outputs_of=outputs_of, states=labels.ids[:, :, config.first_slot :])
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """As Loss.block_sums, of base logits [n, M, V] and choices [n, M, ...]. Both terms have the D-PACE weights of
         the base logits' losses."""
         base, choices = outputs.base, outputs.extra
         labels = Labels(*(x[:, labels.ids.shape[1] - base.shape[1] :] for x in labels))
-        ids, supervised = labels.ids, labels.mask > 0
-        is_label = choices.tokens == ids[..., None]
+        is_label = choices.tokens == labels.ids[..., None]
         losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
         right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
-        weights = self.weights_of(cross_entropy(base, ids), labels) * choices.covered
+        weights = self.weights_of(cross_entropy(base, labels.ids), labels) * choices.covered
         return {
             **label_sums(labels),
             **{f"base_{name}": value for name, value in self.logit_sums(base, labels).items()},
@@ -126,20 +114,10 @@ class SelectorLoss(Loss):
             "selector_correct": jnp.sum(weights * right),
             "covered_weight": weights.sum(),
             "covered": jnp.sum(labels.mask * choices.covered),
-            "served": jnp.sum(leading_run(supervised & (choices.path == ids)) * labels.of_blocks),
-            "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * labels.of_blocks),
         }
 
     def total(self, sums: Sums) -> jax.Array:
         return (sums["base_loss"] + self.alpha * sums["selector_loss"]) / (self.divisor + EPSILON)
-
-
-def leading_run(right: jax.Array) -> jax.Array:
-    """1 + the length of the run of True that bool [..., M] starts with: float32 [...].
-
-    >>> 1 1 0 1  →  3    0 1 1 1  →  1
-    """
-    return 1.0 + jnp.sum(jnp.cumprod(right.astype(jnp.float32), axis=-1), axis=-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

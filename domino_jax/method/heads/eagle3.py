@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from domino_jax.method.config_keys import (
-    LAYER_VARIANTS,
     SLIDING,
     integer,
     public_keys,
@@ -41,18 +40,12 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
 # Keys of other drafters with these tensors, or nearly, and the values without effect.
-_VARIANTS = LAYER_VARIANTS | {
+_VARIANTS = {
     "fc_norm": (False,),
-    "use_aux_norm": (False,),
     "attention_bias": (False,),
     "num_hidden_layers": (1,),
     "use_aux_hidden_state": (True,),
-    "use_input_layernorm_in_first_layer": (True,),
-    "use_last_layernorm": (True,),
-    "use_mtp_layernorm": (False,),
     "parallel_drafting": (False,),
-    "parallel_draft_step": (1,),
-    "num_aux_hidden_states": (FUSED_LAYERS,),
 }
 # In eagle_config servers read the second of NORMS alone.
 _NESTED_VARIANTS = _VARIANTS | {"norm_output": (False,), "norm_before_residual": (False,)}
@@ -116,7 +109,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
                 f"({EAGLE3}) has architectures {quote(names)}; only {' and '.join(ARCHITECTURES)} are supported."
             )
         refuse_unsupported(raw)
-        refuse_values(raw, _VARIANTS | {"target_hidden_size": (raw.get("hidden_size"),)})
+        refuse_values(raw, _VARIANTS)
         refuse_values(nested, _NESTED_VARIANTS, "eagle_config.")
         theta = {} if "rope_theta" in raw or section(raw, "rope_parameters") else {"rope_theta": _ROPE_THETA}
         fields = read_decoder_fields(theta | raw, llama=True)
