@@ -1,4 +1,4 @@
-"""The ten benchmark tasks of the paper, and SPEED-Bench: which rows of a dataset, and the exact words around them.
+"""The ten benchmark tasks of the paper: which rows of a dataset, and the exact words around them.
 
 The strings are those of the public scripts of Domino and DFlash, character for character; they matter for τ. Where they
 leave something open, a comment says so. All answers come from the chat template with thinking off and no system
@@ -9,7 +9,6 @@ Which rows: a dataset with more rows than the paper takes is shuffled with seed 
 the dataset, so a dump of the whole split in its order selects the rows that the hub would.
 """
 
-import collections
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +20,7 @@ from domino_jax.data.prompts import quote_names, read_jsonl
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-NOT_ON_THE_HUB = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in SPEED-Bench, in place of texts under other licences
 SHUFFLE_SEED = 0
-MAY_BE_EMPTY = ("input", "starter_code")  # None in some dumps
 LIVECODEBENCH = "https://huggingface.co/datasets/livecodebench/code_generation_lite/resolve/main/"
 
 
@@ -32,10 +29,8 @@ class Task:
     """One benchmark.
 
     count: rows that the paper takes.            hub: arguments of datasets.load_dataset.
-    fields: the row's texts that `turns` reads.  turns: row → the user's messages, in order.
+    fields: of the row, which `turns` reads.     turns: row → the user's messages, in order.
     id_field: names a row; without such a field its place in the dataset does.
-    listed: the field is a list of texts, one a turn.
-    category: a field whose values divide the task: "speed-bench/coding" is a task of its own in the report.
     """
 
     count: int
@@ -43,8 +38,6 @@ class Task:
     fields: tuple[str, ...]
     turns: Callable[[Mapping[str, Any]], list[str]]
     id_field: str | None = None
-    listed: bool = False
-    category: str | None = None
 
 
 def _humaneval(row: Mapping[str, Any]) -> list[str]:
@@ -73,17 +66,8 @@ def _livecodebench(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _speed_bench(row: Mapping[str, Any]) -> list[str]:
-    if any(turn.startswith(NOT_ON_THE_HUB) for turn in row["turns"]):
-        raise DataError(
-            f"the row {quote(str(row.get('question_id')))} of speed-bench has a placeholder for a text that the hub may"
-            " not hold; fill the texts in with NVIDIA's specdec_bench and name its file, as speed-bench=ROWS.jsonl."
-        )
-    return list(row["turns"])
-
-
 def _maths(path: str, field: str, count: int, split: str, name: str | None = None) -> Task:
-    return Task(count, _hub(path, split, name), (field,), lambda row: [row[field] + BOXED])
+    return Task(count, _hub(path, split, name), (field,), lambda row: [f"{row[field]}{BOXED}"])
 
 
 def _hub(path: str, split: str, name: str | None = None) -> dict[str, Any]:
@@ -113,38 +97,15 @@ TASKS: dict[str, Task] = {
         128, _hub("princeton-nlp/SWE-bench_Lite", "test"), ("problem_statement",), _swe_bench, "instance_id"
     ),
     "mt-bench": Task(
-        80,
-        _hub("HuggingFaceH4/mt_bench_prompts", "train"),
-        ("prompt",),
-        lambda row: list(row["prompt"]),
-        "prompt_id",
-        listed=True,
-    ),
-    # The qualitative split of arXiv 2604.09557.
-    "speed-bench": Task(
-        880,
-        _hub("nvidia/SPEED-Bench", "test", "qualitative"),
-        ("turns",),
-        _speed_bench,
-        "question_id",
-        listed=True,
-        category="category",
+        80, _hub("HuggingFaceH4/mt_bench_prompts", "train"), ("prompt",), lambda row: row["prompt"], "prompt_id"
     ),
     "alpaca": Task(128, _hub("tatsu-lab/alpaca", "train"), ("instruction", "input"), _alpaca),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskChoice:
-    """What one entry of config.decode.tasks asks for: a task, how many of its rows, and the file they are in."""
-
-    name: str
-    count: int
-    path: str | None
-
-
-def parse_task(entry: str) -> TaskChoice:
-    """ "gsm8k", "gsm8k=ROWS.jsonl", or with another number of rows "gsm8k:8" and "gsm8k:8=ROWS.jsonl"."""
+def parse_task(entry: str) -> tuple[str, int, str | None]:
+    """(task, rows, file or None) of "gsm8k", "gsm8k=ROWS.jsonl", or with another number of rows "gsm8k:8" and
+    "gsm8k:8=ROWS.jsonl"."""
     match = re.fullmatch(r"([^:=]*)(?::([1-9][0-9]*))?(?:=(.+))?", entry, re.DOTALL)
     name, count, path = match.groups() if match else (None, None, None)
     if name not in TASKS:
@@ -152,7 +113,7 @@ def parse_task(entry: str) -> TaskChoice:
             f"config.decode.tasks names {entry!r}, expected TASK, TASK:8 for 8 rows, TASK=ROWS.jsonl or"
             f" TASK:8=ROWS.jsonl;\nthe tasks are {', '.join(TASKS)}."
         )
-    return TaskChoice(name, int(count) if count else TASKS[name].count, path)
+    return name, int(count) if count else TASKS[name].count, path
 
 
 def read_tasks(entries: Sequence[str]) -> list[dict[str, Any]]:
@@ -161,11 +122,11 @@ def read_tasks(entries: Sequence[str]) -> list[dict[str, Any]]:
     Raises DominoError: an unknown task or a source that cannot be reached.  DataError: rows that are not the task's.
     """
     choices = [parse_task(entry) for entry in entries]
-    names = [choice.name for choice in choices]
+    names = [name for name, _, _ in choices]
     double = next((name for name in names if names.count(name) > 1), None)
     if double:
         raise DominoError(f"config.decode.tasks names {double} twice; name each task once.")
-    return [row for choice in choices for row in task_rows(choice.name, dataset_rows(choice), choice.count)]
+    return [row for name, count, path in choices for row in task_rows(name, dataset_rows(name, path), count)]
 
 
 def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> list[dict[str, Any]]:
@@ -173,24 +134,20 @@ def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: i
     task = TASKS[name]
     if not rows:
         raise DataError(f"the task {name} has no rows; give it the dataset's own rows.")
-    prompts = []
+    prompts = {}
     for place in selection(len(rows), count):
         where, row = rows[place]
-        turns = _turns(name, row, where)
+        first, *later = _turns(name, row, where)
         identity = task.id_field and row.get(task.id_field)
-        prompts.append(
-            {
-                "id": f"{name}/{place if identity is None else quote(str(identity))[1:-1]}",
-                "task": f"{name}/{row[task.category]}" if task.category else name,
-                "messages": [{"role": "user", "content": turns[0]}],
-                **({"next_turns": turns[1:]} if len(turns) > 1 else {}),
-            }
-        )
-    counts = collections.Counter(prompt["id"] for prompt in prompts)
-    twice = next((entry for entry, count in counts.items() if count > 1), None)
-    if twice:
-        raise DataError(f"the task {name} has two rows with the {task.id_field} of {twice}; ids are unique.")
-    return sorted(prompts, key=lambda prompt: prompt["task"])
+        prompt = {
+            "id": f"{name}/{place if identity is None else quote(str(identity))[1:-1]}",
+            "task": name,
+            "messages": [{"role": "user", "content": first}],
+            **({"next_turns": later} if later else {}),
+        }
+        if prompts.setdefault(prompt["id"], prompt) is not prompt:
+            raise DataError(f"the task {name} has two rows with the {task.id_field} of {prompt['id']}; ids are unique.")
+    return list(prompts.values())
 
 
 def selection(rows: int, count: int) -> list[int]:
@@ -202,31 +159,24 @@ def selection(rows: int, count: int) -> list[int]:
 
 def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
     task = TASKS[name]
-    for field in (*task.fields, *([task.category] if task.category else [])):
-        if field not in row:
-            fields = ", ".join(task.fields)
-            raise DataError(f"{where}: {name} needs {fields}, but the row has no {field} (it has {quote_names(row)}).")
-        value, kind = row[field], "a text"
-        fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
-        if task.listed and field in task.fields:
-            kind = "a list of texts"
-            fine = isinstance(value, Sequence) and not fine and all(isinstance(text, str) for text in value)
-        if not fine:
-            raise DataError(f"{where}: {field} is {str(value)[:60]!r}, expected {kind}.")
+    missing = [field for field in task.fields if field not in row]
+    if missing:
+        fields, there = ", ".join(task.fields), quote_names(row)
+        raise DataError(f"{where}: {name} needs {fields}, but the row has no {missing[0]} (it has {there}).")
     turns = task.turns(row)
-    if not turns or not all(turns):
-        raise DataError(f"{where}: the row of {name} gives an empty prompt.")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise DataError(f"{where}: the row of {name} gives {quote(turns)}, expected texts that are not empty.")
     return turns
 
 
 # ------------------------------------------------------------------------------------------------------ sources
 
 
-def dataset_rows(choice: TaskChoice) -> list[tuple[str, Mapping[str, Any]]]:
-    """All rows of a task's dataset with their places: from its file, or from the hub."""
-    if choice.path is not None:
-        return [(f"{choice.path}:{number}", row) for number, row in read_jsonl(choice.path)]
-    return [(f"{choice.name}, row {place}", row) for place, row in enumerate(_from_hub(choice.name))]
+def dataset_rows(name: str, path: str | None) -> list[tuple[str, Mapping[str, Any]]]:
+    """All rows of a task's dataset with their places: from a file, or from the hub."""
+    if path is not None:
+        return [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
+    return [(f"{name}, row {place}", row) for place, row in enumerate(_from_hub(name))]
 
 
 def _from_hub(name: str) -> Iterable[Mapping[str, Any]]:

@@ -70,26 +70,6 @@ def test_a_row_becomes_the_public_benchmarks_message(tmp_path, name, row, messag
     assert prompt["task"] == name and "next_turns" not in prompt
 
 
-def test_speed_bench_is_a_task_for_each_category(tmp_path):
-    rows = [
-        {"question_id": "q1", "category": "math", "turns": ["1 + 1?"]},
-        {"question_id": "q2", "category": "coding", "turns": ["Write.", "Shorter."]},
-        {"question_id": "q3", "category": "math", "turns": ["2 + 2?"]},
-    ]
-    prompts = prompts_of(tmp_path, "speed-bench", *rows)
-    tasks_and_ids = [(prompt["task"], prompt["id"]) for prompt in prompts]
-    assert tasks_and_ids == [
-        ("speed-bench/coding", "speed-bench/q2"),
-        ("speed-bench/math", "speed-bench/q1"),
-        ("speed-bench/math", "speed-bench/q3"),
-    ]
-    assert prompts[0]["next_turns"] == ["Shorter."]
-    missing = {"question_id": "q4", "category": "qa", "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM …"]}
-    for row in (missing, {"question_id": "q5", "turns": ["Why?"]}, missing | {"category": 3}):
-        with pytest.raises(DataError, match="q4|category"):
-            prompts_of(tmp_path, "speed-bench", row)
-
-
 def test_mt_bench_asks_its_second_turn_later(tmp_path):
     [prompt] = prompts_of(tmp_path, "mt-bench", {"prompt_id": 81, "prompt": ["Write.", "Now shorter."]})
     assert prompt["id"] == "mt-bench/81"
@@ -128,9 +108,8 @@ def test_a_mistaken_entry_is_a_usage_error(entries, message):
     ("name", "rows", "message"),
     [
         ("gsm8k", [{"question": "a"}, {"problem": "b"}], r"gsm8k.jsonl:2: .* has no question \(it has problem\)"),
-        ("gsm8k", [{"question": 3}], "question is '3', expected a text"),
-        ("mt-bench", [{"prompt": "one turn"}], "expected a list of texts"),
-        ("mt-bench", [{"prompt": ["a", ""]}], "gives an empty prompt"),
+        ("mt-bench", [{"prompt": "one turn"}], "gives 'one turn', expected texts"),
+        ("mt-bench", [{"prompt": ["a", ""]}], "expected texts that are not empty"),
         (
             "mt-bench",
             [{"prompt_id": 1, "prompt": ["a"]}, {"prompt_id": 1, "prompt": ["b"]}],
