@@ -25,12 +25,10 @@ from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.requests import Request, recorded_request
 from domino_jax.method.exact import OF_ANCHORS, Accepted, TargetChoice, accepted_drafts, target_choice
 from domino_jax.method.pair import Pair
-from domino_jax.method.settings import SAMPLING_VALUES, DraftSettings, SamplingKind
+from domino_jax.method.settings import DraftSettings, SamplingKind
 from domino_jax.models import sharding
 from domino_jax.models.slices import BLOCKS
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.json_files import read_json
-from domino_jax.runtime.remote import open_path
 
 # How far log p + g of a token may be below that of the target's choice for it still to be the choice: a near tie
 # (docs/method.md), in bfloat16 of logits between 16 and 32.
@@ -60,19 +58,15 @@ class TargetAnswer:
 def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = None) -> list[TargetAnswer]:
     """The first `limit` answers of a file with rows of a training, as `regenerate` writes them.
 
-    Of a row with several answers the last one counts. Its sampling is that which the row records. Rows of other makers
-    record none: they have that of the file's .meta.json and the noise of their place, or else are greedy.
+    The last answer of a row counts, sampled as the row records it.
 
     Raises:
-        DataError: no rows, one without an answer, or one that .meta.json does not belong to.
+        DataError: no rows, or one without an answer.
     """
-    meta = open_path(f"{path}.meta.json").expanduser()
-    stored = read_json(meta) if meta.exists() else {}
-    stored = {name: stored[name] for name in ("seed", *SAMPLING_VALUES) if name in stored}
     answers: list[TargetAnswer] = []
     for number, columns in itertools.islice(read_jsonl(path), limit):
         row, where = present(columns), f"{path}:{number}"
-        request = recorded_request(row, len(answers), stored, where)
+        request = recorded_request(row, len(answers), where)
         prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
         task = row["task"] if isinstance(row.get("task"), str) else None
         if not ids:

@@ -94,31 +94,21 @@ def recorded(request: Request) -> dict[str, Any]:
     return {"seed": request.seed, "noise": request.noise, **dataclasses.asdict(request.sampling)}
 
 
-def recorded_request(row: Mapping[str, Any], place: int, stored: Mapping[str, Any], where: str) -> Request:
-    """The sampling of an answer: that which its row records, else the row's own values and those of its file.
+def recorded_request(row: Mapping[str, Any], place: int, where: str) -> Request:
+    """The sampling of an answer: that which its row records, else the row's own values, else none, which is greedy.
 
-    Args:
-        place: of the row, which keys the noise where none is recorded.
-        stored: values of the whole file, in whose place the row may have its own.
+    place: of the row, which keys the noise where none is recorded.
 
     Raises:
-        DataError: a value out of range, or the row was made with other values than the file states.
+        DataError: a value out of range.
     """
-    values = {name: row[name] for name in ROW_VALUES if name in row}
-    asked = {*values, *(SAMPLING_VALUES if set(values) & set(SAMPLING_VALUES) else ())}
-    shared = {name: stored[name] for name in stored if name not in asked}
-    noise = 0 if "seed" in values else place
-    values = {"seed": 0, **shared, **values}
+    values = {"seed": 0, **{name: row[name] for name in ROW_VALUES if name in row}}
+    noise = 0 if "seed" in row else place
     if "sampling" in row:
         values = dict(row["sampling"]) if isinstance(row["sampling"], dict) else {}
         noise = values.pop("noise", None)
         if type(noise) is not int or set(values) != {"seed", *SAMPLING_VALUES}:
             raise DataError(f"{where} has sampling {quote(row['sampling'])}, which regenerate does not write.")
-        if other := [name for name in shared if values[name] != shared[name]]:
-            raise DataError(
-                f"{where} was answered with {other[0]} {values[other[0]]}, but the .meta.json beside its file states"
-                f" {other[0]} {shared[other[0]]}, so it is of other answers; remove it, or name the file that it is of."
-            )
     checked = request_of({"id": where, **values}, 0)
     return Request(noise, checked.seed, None, checked.sampling or SamplingParams())
 
