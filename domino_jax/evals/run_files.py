@@ -48,7 +48,7 @@ class RunFiles:
             if not restart:
                 refuse(changes, f"{folder} holds a decoding of something else:", "Choose another --output.")
             if changes or not begun:
-                self._progress.truncate(0)
+                self._progress.clear()
                 self._progress.append({"run": run})
             self._generations = files.enter_context(Journal(folder / GENERATIONS))
             self._files = files.pop_all()
@@ -60,7 +60,7 @@ class RunFiles:
 
     def replay(self) -> Iterator[dict[str, Any]]:
         """Every group of earlier starts, one in memory at a time; their rows are written again."""
-        self._generations.truncate(0)
+        self._generations.clear()
         for group in itertools.islice(self._lines(), 1, 1 + self.done):
             self._generations.append(*group["rows"])
             yield group

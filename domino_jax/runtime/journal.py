@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
-from domino_jax.runtime.json_files import parse_json
 from domino_jax.runtime.remote import open_path
 
 # An object in a bucket cannot grow: it is replaced by a longer one, at most this often unless flush() asks for it.
@@ -29,14 +28,6 @@ class Line(NamedTuple):
     number: int
     start: int
     text: bytes
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
-
-    def parse(self) -> Any:
-        """The JSON value; ValueError where the line holds none."""
-        return parse_json(self.text)
 
 
 class Journal:
@@ -51,18 +42,14 @@ class Journal:
         if self._object and self._object.exists():
             self._file.write(self._object.read_bytes())
         elif not self._object:
-            self._file.truncate(max((line.end for line in whole_lines(path)), default=0))
+            self._file.truncate(max((line.start + len(line.text) for line in whole_lines(path)), default=0))
         self._flushed = time.monotonic()
 
-    def append(self, *rows: Mapping[str, Any]) -> int:
-        """Adds a line for each row and returns the size of the file.
-
-        On a disk the lines are then in it. In a bucket they may wait for flush() or a later append().
-        """
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Adds a line for each row. On a disk they are then in the file; in a bucket they may wait for flush()."""
         self._file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
         if not self._object or time.monotonic() - self._flushed > BUCKET_SECONDS:
             self.flush()
-        return self._file.tell()
 
     def flush(self) -> None:
         """Returns once every line is in the file."""
@@ -73,9 +60,9 @@ class Journal:
             os.fsync(self._file.fileno())
         self._flushed = time.monotonic()
 
-    def truncate(self, size: int) -> None:
-        """Removes everything after the first `size` bytes."""
-        self._file.truncate(size)
+    def clear(self) -> None:
+        """Removes all lines."""
+        self._file.truncate(0)
 
     def __enter__(self) -> "Journal":
         return self

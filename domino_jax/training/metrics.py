@@ -13,6 +13,7 @@ from domino_jax.runtime.distributed import is_primary, say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import Journal, whole_lines
+from domino_jax.runtime.json_files import parse_json
 from domino_jax.runtime.progress import Progress
 from domino_jax.runtime.remote import open_path
 
@@ -84,7 +85,9 @@ class MetricsWriter:
         from tensorboardX import SummaryWriter  # here: it loads a cloud client where one is installed
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        truncate_rows(self._path, self._start_step)
+        rows = "".join(json.dumps(row) + "\n" for row in self._continued).encode()
+        if self._path.exists() and self._path.read_bytes() != rows:  # there are later ones, or a torn one
+            write_whole(self._path, rows)
         self._journal = Journal(self._path)
         # tensorboardX's writer for buckets uploads everything again when it is deleted, and waits for minutes where the
         # bucket is lost. So its file is local, and flush() copies it.
@@ -161,18 +164,10 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
     rows = []
     for line in whole_lines(file) if file.exists() else ():
         try:
-            row = line.parse()
+            row = parse_json(line.text)
         except ValueError:
             row = None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise DataError(f"{file}:{line.number}: no object with a step. Remove the line, or use another workdir.")
         rows.append(row)
     return rows
-
-
-def truncate_rows(path: str | os.PathLike, last_step: int) -> None:
-    """Drop the rows after last_step, and a torn line, from a metrics.jsonl."""
-    file = open_path(path)
-    rows = "".join(json.dumps(row) + "\n" for row in read_rows(file) if row["step"] <= last_step).encode()
-    if file.exists() and file.read_bytes() != rows:  # as bytes: a flipped one may be no UTF-8
-        write_whole(file, rows)
