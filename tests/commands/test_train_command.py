@@ -95,13 +95,6 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(files, finished, tmp_path)
     assert weights(workdir) == weights(finished)
 
 
-def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
-    before = (finished / "metrics.jsonl").read_bytes()
-    assert start(arguments(files, finished, config__eval__every=8, config__eval__final=True)) == 0
-    assert "finished" in capsys.readouterr().out
-    assert (finished / "metrics.jsonl").read_bytes() == before
-
-
 def test_another_target_under_the_same_path_ends_a_finished_and_a_continued_run(files, finished, tmp_path, capsys):
     target = shutil.copytree(GOLDEN / "target", tmp_path / "target")
     changes = {"config__eval__every": 8, "config__eval__final": True, "config__target__path": target}

@@ -75,9 +75,8 @@ def test_a_signal_at_a_step_saves_it_and_exits_42_and_so_does_the_next_start(tmp
     assert steps[0] < steps[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_where_everything_is_saved_the_signal_ends_a_blocked_process_at_once(number):
-    assert stopped(BLOCKED, number=number)[0] == -number
+def test_where_everything_is_saved_the_signal_ends_a_blocked_process_at_once():
+    assert stopped(BLOCKED)[0] == -signal.SIGTERM
 
 
 @pytest.fixture

@@ -71,8 +71,7 @@ with Checkpoints(workdir, keep=10) as checkpoints:
 """
 
 
-@pytest.mark.parametrize("before", [[4], []], ids=["a later one", "the first one"])
-@pytest.mark.parametrize("moment", ["in orbax", "before the manifest is in place"])
+@pytest.mark.parametrize(("moment", "before"), [("in orbax", [4]), ("before the manifest is in place", [])])
 def test_after_a_save_cut_off_by_kill_9_the_run_continues_and_saves_its_step_again(tmp_path, moment, before):
     save(tmp_path, before)
     ended = subprocess.run([sys.executable, "-c", DIES, moment, str(tmp_path)], cwd=ROOT, timeout=60)
