@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -92,23 +92,28 @@ def count_cut(answers: Iterable[Sequence[int]], stop_ids: Collection[int]) -> in
 def check_answers(answers: Sequence[TargetAnswer], models: Pair, source: str) -> None:
     """DataError for tokens that the target does not know, for more of them than a model has positions, or for answers
     without a round. source: of the answers, in the message."""
+    for problem in _answer_problems(answers, models):
+        raise DataError(f"{source}: {problem}.")
+
+
+def _answer_problems(answers: Sequence[TargetAnswer], models: Pair) -> Iterator[str]:
     vocab, modules = models.target.config.vocab_size, {"target": models.target, "drafter": models.drafter}
+    most = {name: module.config.max_position_embeddings for name, module in modules.items() if module}
     for answer in answers:
         if (largest := max(*answer.prompt, *answer.token_ids)) >= vocab:
-            raise DataError(
-                f"{source}: row {answer.id} holds token id {largest}, but the target has {vocab} embedding rows; name"
-                " answers of this target."
+            yield (
+                f"row {answer.id} holds token id {largest}, but the target has {vocab} embedding rows; name answers of"
+                " this target"
             )
-        for name, module in modules.items():
-            if module and answer.length > module.config.max_position_embeddings:
-                raise DataError(
-                    f"{source}: row {answer.id} has {answer.length} tokens, but the {name}'s max_position_embeddings is"
-                    f" {module.config.max_position_embeddings}; remove the row, or let answers be shorter."
-                )
+        for name in [name for name, positions in most.items() if answer.length > positions]:
+            yield (
+                f"row {answer.id} has {answer.length} tokens, but the {name}'s max_position_embeddings is {most[name]};"
+                " remove the row, or let answers be shorter"
+            )
     if all(len(answer.token_ids) < 2 for answer in answers):
-        raise DataError(
-            f"{source}: every answer has one token, which the prompt's pass emits, so no round can be judged; let the"
-            " target give longer answers (max_new_tokens)."
+        yield (
+            "every answer has one token, which the prompt's pass emits, so no round can be judged; let the target give"
+            " longer answers (max_new_tokens)"
         )
 
 

@@ -22,7 +22,7 @@ from domino_jax.decoding.requests import Request, seed_problem
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DecodeSettings, refused_mode
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.pair import Pair
-from domino_jax.method.settings import SamplingParams, TreeSettings
+from domino_jax.method.settings import Problem, SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 from domino_jax.weights.quantization import QUANTIZE
@@ -149,30 +149,34 @@ def load(
         DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a value or a tree that
             does not fit.  TypeError: an unknown name.
     """
-    if jax.config.jax_enable_x64:
-        raise DominoError("jax_enable_x64 is on, but models run in float32 or bfloat16; turn it off before load.")
     settings = (settings or DecodeSettings(width="adaptive")).change(**changes)
-    tree = settings.drafting.tree
-    if tree is not None and not isinstance(tree, TreeSettings):
-        raise DominoError(f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64).")
-    if tree and not drafter:
-        raise DominoError("tree is given, but no drafter; name the drafter's folder, or leave tree out.")
     most = max(settings.cache_length // 2, 1)
     settings = settings.change(
         max_new_tokens=min(settings.max_new_tokens, most), num_drafts=settings.drafting.num_drafts or None
     )
-    if problem := settings.problem():
+    if problem := _load_problem(settings, drafter, quantize):
         raise DominoError(str(problem))
-    if quantize not in (None, *QUANTIZE):
-        raise DominoError(f"quantize is {quantize!r}: give one of {', '.join(QUANTIZE)}, or leave it out.")
     loaded = load_target(target, settings.dtype, quantize=quantize)
     models = load_models(loaded, drafter, drafting=settings.drafting)
-    if tree and (refused := refused_mode(TREE, models.drafter.config)):
+    if settings.drafting.tree and (refused := refused_mode(TREE, models.drafter.config)):
         raise DominoError(f"tree is given, but {refused}.")
     modules = [module for module in (models.target, models.drafter) if module]
     positions = min(module.config.max_position_embeddings for module in modules)
     settings = settings.change(max_new_tokens=min(settings.max_new_tokens, positions // 2))
     return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer)
+
+
+def _load_problem(settings: DecodeSettings, drafter: str | None, quantize: str | None) -> Problem | str | None:
+    tree = settings.drafting.tree
+    if jax.config.jax_enable_x64:
+        return "jax_enable_x64 is on, but models run in float32 or bfloat16; turn it off before load."
+    if tree is not None and not isinstance(tree, TreeSettings):
+        return f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64)."
+    if tree and not drafter:
+        return "tree is given, but no drafter; name the drafter's folder, or leave tree out."
+    if quantize not in (None, *QUANTIZE):
+        return f"quantize is {quantize!r}: give one of {', '.join(QUANTIZE)}, or leave it out."
+    return settings.problem()
 
 
 def prompt_row(prompt: PromptLike, tokenizer) -> dict:

@@ -45,29 +45,31 @@ class Limits:
 
         The slots of a round's block after the last token may be beyond the positions, because none of these is emitted.
         """
+        needed, problem = prompt_tokens + new_tokens + self.block_rows, None
         if prompt_tokens + new_tokens > self.positions:
-            raise DataError(
-                f"{name} has {prompt_tokens} tokens and asks for {new_tokens} more, but the {self.model}'s"
-                f" max_position_embeddings is {self.positions}; shorten the prompt or lower max_new_tokens."
+            problem = (
+                f"has {prompt_tokens} tokens and asks for {new_tokens} more, but the {self.model}'s"
+                f" max_position_embeddings is {self.positions}; shorten the prompt or lower max_new_tokens"
             )
-        needed = prompt_tokens + new_tokens + self.block_rows
-        if needed > self.settings.cache_length:
-            raise DataError(
-                f"{name} needs {needed} cache rows ({prompt_tokens} prompt + {new_tokens} new + {self.block_rows}"
-                f" block), but decode.cache_length is {self.settings.cache_length}; raise it, or shorten the prompt or"
-                " max_new_tokens."
+        elif needed > self.settings.cache_length:
+            problem = (
+                f"needs {needed} cache rows ({prompt_tokens} prompt + {new_tokens} new + {self.block_rows} block), but"
+                f" decode.cache_length is {self.settings.cache_length}; raise it, or shorten the prompt or"
+                " max_new_tokens"
             )
+        if problem:
+            raise DataError(f"{name} {problem}.")
 
     def check_prompt(self, prompt: Sequence[int], new_tokens: int, name: str) -> None:
         """Raises DataError when the prompt is empty, holds an id outside the vocabulary, or does not fit."""
-        if not len(prompt):
-            raise DataError(f"{name} is empty; give it at least one token.")
         wrong = [token for token in prompt if not 0 <= token < self.vocab]
-        if wrong:
-            raise DataError(f"{name} holds token id {wrong[0]}, but the target has {self.vocab} embedding rows.")
-        if not 1 <= new_tokens <= self.settings.max_new_tokens:
-            raise DataError(
-                f"{name} asks for {new_tokens} new tokens, but the buffer holds 1 to {self.settings.max_new_tokens}"
-                " (max_new_tokens); change one of them."
-            )
+        most, problem = self.settings.max_new_tokens, None
+        if not len(prompt):
+            problem = "is empty; give it at least one token"
+        elif wrong:
+            problem = f"holds token id {wrong[0]}, but the target has {self.vocab} embedding rows"
+        elif not 1 <= new_tokens <= most:
+            problem = f"asks for {new_tokens} new tokens, but max_new_tokens allows 1 to {most}; change one of them"
+        if problem:
+            raise DataError(f"{name} {problem}.")
         self.check_room(len(prompt), new_tokens, name)

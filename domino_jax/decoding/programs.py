@@ -231,16 +231,17 @@ class Programs:
 
     def check_mode(self, mode: str) -> None:
         """Raises DominoError for a mode that does not exist, or that this drafter or these settings do not have."""
+        problem = None
         if mode not in MODES:
-            raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
-        if mode == BASELINE:
-            return
-        if mode == TREE and self.settings.drafting.tree is None:
-            raise DominoError("mode 'tree' needs the tree's shape; load the drafter with tree=TreeSettings(…).")
-        if self.drafter is None:
-            raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
-        if refused := refused_mode(mode, self.drafter):
-            raise DominoError(f"{refused}.")
+            problem = f"mode {mode!r} is not one of {', '.join(MODES)}"
+        elif mode == TREE and self.settings.drafting.tree is None:
+            problem = "mode 'tree' needs the tree's shape; load the drafter with tree=TreeSettings(…)"
+        elif mode != BASELINE and self.drafter is None:
+            problem = f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path"
+        elif mode != BASELINE:
+            problem = refused_mode(mode, self.drafter)
+        if problem:
+            raise DominoError(f"{problem}.")
 
     def plain(self, mode: str) -> bool:
         """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has it too."""
