@@ -125,7 +125,9 @@ class DrafterConfig(HeadConfig, DecoderConfig):
         fields = read_decoder_fields(raw)
         fields |= read_fields(cls, raw, nested, cls.needed, cls.head if cls.has_head else DFLASH)
         fields |= {name: value for name, value in cls.fixed.items() if name in fields}
-        kinds, window = read_windows(raw)
+        kinds, window, whole = read_windows(raw, nested)
+        if whole and fields["is_causal"] is None:
+            fields["is_causal"] = False
         config = cls(**fields, layer_types=kinds, sliding_window=window)
         config.check()
         return config

@@ -10,8 +10,23 @@ from domino_jax.runtime.keys import LARGEST
 
 DFLASH = "dflash"
 SLIDING = "sliding_attention"  # of layer_types
-# Keys with which other programs compute something else with the same tensors, or nearly, and the values without effect.
-_VARIANTS = {
+# Keys with which SGLang, vLLM, modelopt or z-lab's code compute something else with the same tensors, or nearly, and
+# the values without effect. These are keys of a layer, of all drafters.
+LAYER_VARIANTS = {
+    "attention_value_scale": (1.0,),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "add_full_attention_sink_bias": (False,),
+    "attn_logit_softcapping": (0.0,),
+    "is_neox_style": (True,),
+    "rope_is_neox_style": (True,),
+    "rope_interleaved": (False,),
+    "use_gemma_norm": (False,),
+    "gating": (False, "disabled"),
+    "bias": (False,),
+    "logit_scale": (1.0,),
+}
+_VARIANTS = LAYER_VARIANTS | {
     "projector_type": (DFLASH,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
@@ -25,7 +40,6 @@ _VARIANTS = {
     "use_aux_hidden_state": (True,),
     "norm_before_fc": (False,),
     "fc_norm": (False,),
-    "use_swa": (False,),
 }
 
 
@@ -90,16 +104,23 @@ def read_switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> boo
     return agree(stated)
 
 
-def read_windows(raw: dict[str, Any]) -> tuple[tuple[str, ...], int | None]:
-    """(layer_types, the window that sliding layers have; None where the file has no window or does not use it)."""
+def read_windows(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[tuple[str, ...], int | None, bool]:
+    """(layer_types, the window that sliding layers have, whether they read their whole block where the file does not
+    say it). Without a sliding layer in layer_types, vLLM's and modelopt's use_swa makes all of them sliding."""
     kinds = tuple(map(str, read_list("layer_types", raw.get("layer_types") or ())))
     window, used = raw.get("sliding_window"), read_switch(raw, {}, "use_sliding_window")
+    whole = bool(read_switch(raw, nested, "use_swa")) and SLIDING not in kinds
+    if whole or (SLIDING in kinds and used is not False):
+        swa = read_key(raw, nested, "swa_window_size")
+        used, window = True, agree({"sliding_window": window, "swa_window_size": swa})
     if window is not None:
         integer("sliding_window", window)
-    if used and window and not kinds:
+    window = window if window and used else None
+    if whole:
+        kinds = (SLIDING,) * raw["num_hidden_layers"]
+    elif window and not kinds:
         raise ConfigError(f"has sliding_window {window} and no layer_types; add the kinds of its layers.")
-    slides = used is True or (SLIDING in kinds and used is None)
-    return kinds, window if window and slides else None
+    return kinds, window, whole
 
 
 # ------------------------------------------------------------------------------------------------------- other drafters
@@ -123,9 +144,12 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     known: keys that this drafter's head has.
     """
     refused = {name: values for name, values in _VARIANTS.items() if name not in known}
+    refused |= {"target_hidden_size": (raw.get("hidden_size"),)}
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         refuse_values(part, refused, place)
         refuse_unsupported(part, place)
+        for rope in ("rope_parameters", "rope_scaling"):
+            refuse_values(section(part, rope), {"rope_dim": (raw.get("head_dim"),)}, f"{place}{rope}.")
     drafted, vocab = read_key(raw, nested, "draft_vocab_size"), raw.get("vocab_size")
     refuse(
         drafted not in (None, vocab),

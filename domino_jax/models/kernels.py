@@ -6,6 +6,7 @@ each kind of device, on small random inputs, and compared with XLA's form.
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from domino_jax.runtime.environment import code_digest, device_name
 from domino_jax.runtime.errors import first_line
 from domino_jax.runtime.json_files import read_json, write_json
 
+SECONDS = 300  # of a trial with its compilation
 ROUNDING = 2**-6  # that two forms may differ by, of the largest value: a few roundings to bfloat16
 Trial = tuple[Callable, Callable, tuple]  # the kernel, XLA's form, and the arguments of both
 log = logging.getLogger(__name__)
@@ -33,31 +35,42 @@ def refuse_faulty() -> None:
     if platform != "cpu":
         REFUSED.update(from_primary(lambda: judge(trials(platform))))
     for name, reason in REFUSED.items():
-        log.warning("The kernel for %s is not used on %s: %s.", name, jax.devices()[0].device_kind, reason)
+        device = jax.devices()[0]
+        versions = f"jax {jax.__version__}, {' '.join(device.client.platform_version.split())}"
+        log.warning("The kernel for %s is not used on %s: %s (%s).", name, device.device_kind, reason, versions)
 
 
 def judge(trials: dict[str, Trial]) -> dict[str, str]:
     """{kernel that fails: why}. Verdicts are stored beside the compiled programs, by devices, versions and code."""
     folder = jax.config.jax_compilation_cache_dir
     file = epath.Path(folder) / f"kernels-{device_name()}-{code_digest()}.json" if folder else None
-    if file and file.exists():
-        return read_json(file)
-    faults = {name: fault_of(*trial) for name, trial in trials.items()}
-    faults = {name: fault for name, fault in faults.items() if fault}
-    if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, faults)
-    return faults
+    known = read_json(file) if file and file.exists() else {}
+    for name in trials.keys() - known.keys():
+        # The first verdict is for the next start, if the trial ends this process.
+        for verdict in (lambda *_: "its trial did not end", fault_of):
+            known[name] = verdict(*trials[name])
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(file, known)
+    return {name: reason for name, reason in known.items() if reason}
 
 
 def fault_of(kernel: Callable, plain: Callable, arguments: tuple) -> str:
-    """Describes what is wrong with a kernel; "" if it is right."""
-    try:
-        ours, theirs = (np.asarray(jax.jit(form)(*arguments), np.float32) for form in (kernel, plain))
-    except Exception as error:  # compilers and devices raise classes of their own
-        return f"it failed ({first_line(error)})"
-    share = np.abs(ours - theirs).max() / np.abs(theirs).max()
-    return "" if share <= ROUNDING else f"it is {share:.2g} of the largest value off"
+    """Describes what is wrong with a kernel; "" if it is right. It runs in a thread, which can be left running."""
+    results = []
+
+    def run() -> None:
+        try:
+            ours, theirs = (np.asarray(jax.jit(form)(*arguments), np.float32) for form in (kernel, plain))
+            share = np.abs(ours - theirs).max() / np.abs(theirs).max()
+            results.append("" if share <= ROUNDING else f"it is {share:.2g} of the largest value off")
+        except Exception as error:  # compilers and devices raise classes of their own
+            results.append(f"it failed ({first_line(error)})")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return results[0] if results else f"its trial did not end in {SECONDS} s"
 
 
 def trials(platform: str, interpret: bool = False) -> dict[str, Trial]:

@@ -6,16 +6,19 @@ target's.
 
 import dataclasses
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from domino_jax.method.config_keys import section
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.drafters import AnyConfig, config_class, new_drafter
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, rename, table_of
+from domino_jax.runtime.errors import warn_once
 from domino_jax.weights import hf, speculators
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
@@ -24,7 +27,11 @@ from domino_jax.weights.target import Params, Sharding, file_tensors, load_table
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # Other names in public files. Early files and speculators keep a head's tensors under these.
 HEAD_PREFIXES = ("logit_head.", "logits_correction.")
+MODELOPT_THETA = 10_000.0
+FLOATING = "Drafters are read in floating point; decode.draft_weights=int8 rounds such a one to eight bits."
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
+
+log = logging.getLogger(__name__)
 
 
 @functools.lru_cache(maxsize=16)  # tracing takes half a second
@@ -51,7 +58,7 @@ def load_drafter(
     stored = {entry.name for entry in table}
     copies = {name: original for name, original in COPIES.items() if name not in stored}
     speculators.check_copies(tensors, target_path, copies)
-    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": aliases(config, table)}
+    choices = {"skipped": (*copies, *speculators.UNUSED), "aliases": aliases(config, table), "instead": FLOATING}
     return config, load_table(tensors, table, dtype, sharding, **choices)
 
 
@@ -73,6 +80,14 @@ def read_drafter_config(path: str | Path, target: Qwen3Config) -> AnyConfig:
             raw = speculators.flattened(raw, target.num_hidden_layers)
         config = config_class(raw, tensors).from_dict(raw, target)
         check_fits(config, target)
+    # modelopt alone writes causal there, and a config.json without the version of transformers.
+    of_modelopt = "causal" in section(raw, "dflash_config") and "transformers_version" not in raw
+    if of_modelopt and config.rope_theta != MODELOPT_THETA:
+        warn_once(
+            log,
+            f"{folder} was written by modelopt. With transformers 5, modelopt 0.47 trains drafters at RoPE base 10,000"
+            f" and writes the target's, here {config.rope_theta:,.0f}: if τ is low, set its rope_theta to 10000.",
+        )
     return config
 
 

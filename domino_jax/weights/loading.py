@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,6 +87,8 @@ def keep_compiled(folder: os.PathLike | None = None) -> None:
     they are kept in the user's cache. Of several processes with accelerators process 0 alone writes, as jax has it. A
     cache that the environment names (JAX_COMPILATION_CACHE_DIR) stays in use.
     """
+    if jax.default_backend() == "cpu" and jax.process_count() > 1:
+        _write_from_every_process()
     if not jax.config.jax_compilation_cache_dir:
         with contextlib.suppress(OSError):
             folder = epath.Path(folder or cache_folder() / "programs") / device_name()
@@ -94,6 +97,20 @@ def keep_compiled(folder: os.PathLike | None = None) -> None:
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     kernels.refuse_faulty()
+
+
+def _write_from_every_process() -> None:
+    """Lets each process keep its programs: a CPU's are keyed by their process, and jax lets process 0 alone write."""
+    from jax._src import compiler, distributed  # no public switch
+
+    def write(*program: Any, write: Callable = compiler._cache_write) -> None:
+        process, distributed.global_state.process_id = distributed.global_state.process_id, 0
+        try:
+            write(*program)
+        finally:
+            distributed.global_state.process_id = process
+
+    compiler._cache_write = write
 
 
 def load_models(

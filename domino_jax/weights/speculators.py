@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from domino_jax.method.config import CONVOLUTION, DrafterConfig
-from domino_jax.method.config_keys import integer, missing_keys, read_list, read_switch, section
+from domino_jax.method.config_keys import LAYER_VARIANTS, integer, missing_keys, read_list, read_switch, section
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.method.fields import fields_of
 from domino_jax.method.heads import eagle3
@@ -32,6 +32,7 @@ _DEFAULTS = {
     "llama": _COMMON | {"vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048},
 }
 _DEFAULT_THETA = 10_000.0
+_KEPT = (*LAYER_VARIANTS, "target_hidden_size")  # keys of other programs, which a reader refuses or lets pass
 
 
 class Layout(NamedTuple):
@@ -102,6 +103,7 @@ def flattened(raw: dict[str, Any], target_layers: int | None = None) -> dict[str
     layer = _layer(raw, "qwen3")
     return {
         **layer,
+        **{key: raw[key] for key in _KEPT if key in raw},
         "draft_vocab_size": raw["draft_vocab_size"],
         "architectures": [drafter.architecture],
         "use_sliding_window": "sliding_attention" in read_list("layer_types", layer.get("layer_types") or ()),
@@ -134,7 +136,7 @@ def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
     """`flattened` for EAGLE-3, whose layer ids count as at the top level of flat files."""
     # Readers disagree on what a missing norm_before_residual means.
     _demand(raw, "draft_vocab_size", "norm_before_residual")
-    keys = (*eagle3.NORMS, eagle3.LAYER_IDS, "fc_norm", "draft_vocab_size")
+    keys = (*eagle3.NORMS, eagle3.LAYER_IDS, "fc_norm", "draft_vocab_size", *_KEPT)
     return {
         **_layer(raw, "llama"),
         **{name: raw[name] for name in ("speculators_model_type", *keys) if raw.get(name) is not None},

@@ -17,17 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.models import quantized
+from domino_jax.models.moe import ROUTER
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, table_of
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights import hf
-from domino_jax.weights.quantization import Scheme, read_scheme
+from domino_jax.weights.quantization import SUPPORTED, Scheme, read_scheme
 from domino_jax.weights.safetensors_file import FLOATS, is_finite
 
 Params = dict[str, Any]
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+_FUSED = (".experts.gate_up_proj", ".gate_up_proj.", ".qkv_proj.")  # transformers in memory, servers
+_PACKED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax")  # of quantized matrices
 # Where leaves go: None (the default device), one sharding for all of them, or (path, shape) → sharding.
 Sharding = None | jax.sharding.Sharding | Callable[[tuple[str, ...], tuple[int, ...]], Any]
 
@@ -76,14 +79,16 @@ def load_table(
     skipped: tuple[str, ...] = (),
     aliases: Mapping[str, str] | None = None,
     quantize: Scheme | None = None,
+    instead: str = SUPPORTED,
 ) -> Params:
     """Reads every row of the table, tensor by tensor, straight to its device and in `dtype`.
 
     Args:
         skipped: names of the file that are not wanted.  aliases: {other name in the file: name in the table}.
         quantize: which floating matrices to have in eight bits; each is rounded as it is stored, before the next one.
+        instead: which other folders are read, for messages about matrices that are quantized otherwise.
     """
-    stored_names = _match_names(tensors, table, skipped, aliases or {})
+    stored_names = _match_names(tensors, table, skipped, aliases or {}, instead)
     params: Params = {}
     progress = Progress("loading weights", len(table))
     for entry in table:
@@ -100,7 +105,7 @@ def load_table(
 
 
 def _match_names(
-    tensors: hf.Tensors, table: list[Entry], skipped: tuple[str, ...], aliases: Mapping[str, str]
+    tensors: hf.Tensors, table: list[Entry], skipped: tuple[str, ...], aliases: Mapping[str, str], instead: str
 ) -> dict[str, str]:
     """{name in the table: name in the folder}; one DataError for all that is missing, unknown, doubled or misshaped."""
     expected = {name: entry for entry in table for name in entry.names}
@@ -123,6 +128,9 @@ def _match_names(
                 wrong["misshaped"].append(f"{name} {types[0]}{list(stored.shape)} for {types[1]}{list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):
+        floating = [name for name in stored_names.values() if not expected[aliases.get(name, name)].stored]
+        if reason := _other_format(tensors, floating, wrong["unknown"], instead):
+            raise DataError(f"{tensors.folder}: {reason}")
         counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
         untied = LM_HEAD in wrong["missing"] and EMBEDDING in expected
         hint = " Its tie_word_embeddings is false, so it needs an lm_head." if untied else ""
@@ -130,6 +138,21 @@ def _match_names(
         lines += [f"{kind}: {hf.list_names(names)}" for kind, names in wrong.items() if names]
         raise DataError("\n".join(lines))
     return stored_names
+
+
+def _other_format(tensors: hf.Tensors, floating: list[str], unknown: list[str], instead: str) -> str | None:
+    """Explains why another program's tensors do not fit; None where no reason is known.
+
+    floating: tensors that have to be floating.  unknown: names that are in no table.
+    """
+    if fused := [name for name in unknown if any(part in name for part in _FUSED)]:
+        return f"{fused[0]} is several matrices in one tensor; use the folder that the model's authors published."
+    quantized = [name for name in floating if tensors[name].dtype in ("F8_E4M3", "F8_E5M2", "I8", "U8", "U32")]
+    quantized += [name for name in unknown if name.endswith(_PACKED)]
+    for name in sorted(quantized, key=lambda name: f".mlp.{ROUTER}." not in name):  # routers first
+        part = "router" if f".mlp.{ROUTER}." in name else "matrix"
+        return f"the {part} {name} is quantized ({tensors[name].dtype}), and it must be floating. {instead}"
+    return None
 
 
 def quantize_leaf(leaf: jax.Array, dtype: str, sharding: Sharding, path: tuple[str, ...]) -> dict[str, jax.Array]:

@@ -119,6 +119,7 @@ def test_is_causal_false_is_not_an_absent_one():
         ({"partial_rotary_factor": 1}, {"use_swa": False}),
         ({"markov_rank": 0}, {"final_logit_softcapping": 0.0, "selector_rank": None}),
         ({"query_zero_predicts_next": True}, {"sample_from_anchor": True}),
+        ({"logit_scale": 1, "target_hidden_size": 4096, "gating": False}, {"attention_value_scale": 1.0}),
     ],
 )
 def test_a_default_is_read_in_another_spelling(top, nested):
@@ -126,10 +127,42 @@ def test_a_default_is_read_in_another_spelling(top, nested):
 
 
 @pytest.mark.parametrize("place", ["top", "nested"])
-@pytest.mark.parametrize("key", ["use_confidence_head", "use_swa", "fc_norm"])
-def test_a_key_with_which_other_programs_compute_something_else_is_refused_by_name(key, place):
-    with pytest.raises(DataError, match=f"{key} True"):
-        read(**({key: True} if place == "top" else {"nested": {key: True}}))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_value_scale", 0.707),
+        ("attention_sink_bias", True),
+        ("add_swa_attention_sink_bias", True),
+        ("add_full_attention_sink_bias", True),
+        ("is_neox_style", False),
+        ("rope_is_neox_style", False),
+        ("rope_interleaved", True),
+        ("rope_scaling", {"rope_dim": 64}),
+        ("use_gemma_norm", True),
+        ("gating", "per-head"),
+        ("logit_scale", 0.5),
+        ("attn_logit_softcapping", 50.0),
+        ("target_hidden_size", 2560),
+        ("use_confidence_head", True),
+    ],
+)
+def test_a_key_with_which_other_programs_compute_something_else_is_refused_by_name(key, value, place):
+    with pytest.raises(DataError, match=r"rope_dim 64" if key == "rope_scaling" else f"{key} {value!r}"):
+        read(**({key: value} if place == "top" else {"nested": {key: value}}))
+
+
+@pytest.mark.parametrize("causal", [True, False, None])
+def test_use_swa_makes_all_layers_slide_as_layer_types_do(causal):
+    """As modelopt writes it: layer_types are full, and causal is stated. vLLM takes a missing causal for false."""
+    stated = {} if causal is None else {"causal": causal}
+    ours = read(**SLIDING, is_causal=bool(causal))
+    for kinds in (["full_attention"] * 5, None):
+        swa = {"use_swa": True, "swa_window_size": 2048, **stated}
+        assert read(swa, layer_types=kinds, sliding_window=2048, use_sliding_window=None) == ours
+        assert read(swa, layer_types=kinds, sliding_window=None, use_sliding_window=False) == ours
+    assert parse_config(ours.to_dict()) == ours
+    mixed = {**SLIDING, "layer_types": ["full_attention", *["sliding_attention"] * 4]}
+    assert read({"use_swa": True, **stated}, **mixed) == read(**mixed, is_causal=causal)
 
 
 # --------------------------------------------------------------------------------------------------- Markov heads

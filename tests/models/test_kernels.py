@@ -1,6 +1,7 @@
 """A kernel that fails its trial on a device is not used there."""
 
 import logging
+import time
 
 import jax
 import jax.numpy as jnp
@@ -42,12 +43,22 @@ def test_a_wrong_kernel_and_one_that_raises_are_refused_in_one_line_and_in_the_r
     assert refused["wrong"] == "it is 0.1 of the largest value off"
     assert "Unsupported lowering" in refused["unsupported"]
     assert [line.count("\n") for line in caplog.messages] == [0, 0]
+    assert all(f"(jax {jax.__version__}, " in line for line in caplog.messages)
     assert all(reason in report.device() for reason in refused.values())
 
 
-def test_verdicts_are_stored(refused):
-    assert kernels.judge(PLANTED).keys() == {"wrong", "unsupported"}
-    assert kernels.judge({}).keys() == {"wrong", "unsupported"}
+def test_a_kernel_is_tried_once_and_one_that_did_not_end_is_refused(refused, monkeypatch):
+    monkeypatch.setattr(kernels, "SECONDS", 0.2)
+    slow = {"slow": planted(lambda x: time.sleep(1) or x)}
+    assert kernels.judge(slow) == {"slow": "its trial did not end in 0.2 s"}
+    assert kernels.judge({"slow": PLANTED["right"]}).keys() == {"slow"}, "the verdict is kept"
+
+
+def test_a_trial_that_takes_the_process_with_it_is_refused_at_the_next_start(refused, monkeypatch):
+    monkeypatch.setattr(kernels, "fault_of", lambda *_: exit(1))
+    with pytest.raises(SystemExit):
+        kernels.judge({"deadly": PLANTED["right"]})
+    assert kernels.judge({"deadly": PLANTED["right"]}) == {"deadly": "its trial did not end"}
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])

@@ -31,20 +31,9 @@ pytestmark = pytest.mark.slow
 STEPS = 60
 LAUNCHERS: list[subprocess.Popen] = []
 CANARY = "hf_canary_that_must_not_be_written"
-# JAX keys a program for the CPU by the process it is for, and lets process 0 alone write the cache: without this every
-# start of another process would compile for most of a minute. What runs is the train command, as `python -m` runs it.
+# What runs is the train command, as `python -m` runs it.
 TRAIN = """
 import runpy
-from jax._src import compiler, distributed
-
-def write(*program, write=compiler._cache_write):
-    place, distributed.global_state.process_id = distributed.global_state.process_id, 0
-    try:
-        write(*program)
-    finally:
-        distributed.global_state.process_id = place
-
-compiler._cache_write = write
 runpy.run_module("domino_jax.train", run_name="__main__", alter_sys=True)
 """
 # The same with evaluations that take two minutes and look for signals now and then.

@@ -139,6 +139,7 @@ def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_fol
     [
         ({"norm_before_residual": "absent"}, "lacks norm_before_residual"),
         ({"fc_norm": True}, "fc_norm True"),
+        ({"layer": {"rope_is_neox_style": False}}, "rope_is_neox_style False"),
         ({"layer": {"model_type": "qwen3"}}, "model_type 'qwen3'"),
         ({"draft_vocab_size": None}, "lacks draft_vocab_size"),
     ],

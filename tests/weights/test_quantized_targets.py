@@ -176,18 +176,28 @@ def test_scales_that_do_not_fit_and_matrices_that_are_not_quantized_are_named(tm
         load_target(folder, "float32")
 
 
-@pytest.mark.parametrize("base", ["untied_noshift/target", "untied_noshift/drafter", "moe/every_layer"])
-def test_quantized_matrices_that_config_json_does_not_describe_are_named(tmp_path, base):
-    """A router of experts among them, which is always floating."""
+OTHER_WRITERS = {  # {folder: (the end of a tensor's name, its other end or none, the reason)}
+    "moe/every_layer": ("mlp.gate.weight", "", "the router .* is quantized .*target.quantize=int8"),
+    "moe/some_layers": ("experts.0.gate_proj.weight", "experts.gate_up_proj", "is several matrices in one tensor"),
+    "tied_shift/target": ("mlp.up_proj.weight", "", r"the matrix .*up_proj.* \(F8_E4M3\).*target.quantize=int8"),
+    "tied_shift/drafter": ("mlp.up_proj.weight", "", "the matrix .* is quantized .*draft_weights=int8"),
+}
+
+
+@pytest.mark.parametrize("base", OTHER_WRITERS)
+def test_tensors_of_other_writers_are_refused_by_what_they_are(tmp_path, base):
+    end, other, reason = OTHER_WRITERS[base]
     tensors = stored(GOLDEN / base)
-    name = next(name for name in tensors if name.endswith("mlp.gate.weight" if "moe" in base else "up_proj.weight"))
-    small = np.asarray(quantize(jnp.asarray(tensors[name]), "float8_e4m3fn")["q"])
-    folder = write_model(tmp_path, json.loads((GOLDEN / base / "config.json").read_text()), {**tensors, name: small})
-    with pytest.raises(DataError, match=f"1 misshaped(.|\n)*{name} F8_E4M3 .* for floating "):
+    name = next(name for name in tensors if name.endswith(end))
+    small = np.asarray(quantize(jnp.asarray(tensors.pop(name)), "float8_e4m3fn")["q"])
+    tensors[name.replace(end, other or end)] = small
+    folder = write_model(tmp_path / "folder", json.loads((GOLDEN / base / "config.json").read_text()), tensors)
+    with pytest.raises(DataError, match=f"folder: .*{reason}") as error:
         if "drafter" in base:
-            load_drafter(folder, read_target_config(GOLDEN / "untied_noshift" / "target"), "float32")
+            load_drafter(folder, read_target_config(GOLDEN / "tied_shift" / "target"), "float32")
         else:
             load_target(folder, "float32")
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_a_quantized_folder_takes_no_second_rounding():

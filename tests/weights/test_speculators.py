@@ -144,6 +144,8 @@ def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal,
         ({"draft_vocab_size": 100}, "draft_vocab_size 100 and vocab_size 260"),
         ({"sample_from_anchor": "absent"}, "lacks sample_from_anchor"),
         ({"mask_token_id": None}, "lacks mask_token_id"),
+        ({"attention_sink_bias": True}, "attention_sink_bias True"),
+        ({"target_hidden_size": 32}, "target_hidden_size 32"),
         ({"aux_hidden_state_layer_ids": 3}, "aux_hidden_state_layer_ids 3; expected a list"),
     ],
 )

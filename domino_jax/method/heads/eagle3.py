@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.method.config_keys import (
+    LAYER_VARIANTS,
     SLIDING,
     integer,
     public_keys,
@@ -40,12 +41,18 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
 # Keys of other drafters with these tensors, or nearly, and the values without effect.
-_VARIANTS = {
+_VARIANTS = LAYER_VARIANTS | {
     "fc_norm": (False,),
+    "use_aux_norm": (False,),
     "attention_bias": (False,),
     "num_hidden_layers": (1,),
     "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
     "parallel_drafting": (False,),
+    "parallel_draft_step": (1,),
+    "num_aux_hidden_states": (FUSED_LAYERS,),
 }
 # In eagle_config servers read the second of NORMS alone.
 _NESTED_VARIANTS = _VARIANTS | {"norm_output": (False,), "norm_before_residual": (False,)}
@@ -109,7 +116,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
                 f"({EAGLE3}) has architectures {quote(names)}; only {' and '.join(ARCHITECTURES)} are supported."
             )
         refuse_unsupported(raw)
-        refuse_values(raw, _VARIANTS)
+        refuse_values(raw, _VARIANTS | {"target_hidden_size": (raw.get("hidden_size"),)})
         refuse_values(nested, _NESTED_VARIANTS, "eagle_config.")
         theta = {} if "rope_theta" in raw or section(raw, "rope_parameters") else {"rope_theta": _ROPE_THETA}
         fields = read_decoder_fields(theta | raw, llama=True)
@@ -119,7 +126,7 @@ class Eagle3Config(HeadConfig, DecoderConfig):
         norms = {name: read_switch(raw, name) for name in NORMS}
         if "norm_before_fc" in nested:
             norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
-        kinds, window = read_windows(raw)
+        kinds, window, _ = read_windows(raw, {})
         choices = {"draft_vocab_size": size, "sliding_window": window if SLIDING in kinds else None, **norms}
         config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
         tokens = [integer("draft_tokens", token) for token in read_list("draft_tokens", raw.get("draft_tokens") or [])]
