@@ -14,19 +14,15 @@ asks a running server for greedy answers to these prompts (docs/serving.md). It 
 own, whether the server makes the same prompts of messages, and its τ beside that of the pass. Exit code 3: an answer
 is wrong.
 
-OUTPUT has evaluation.json, evaluation.html and plots/; another call replaces them. --round_seconds names a JSON file
-for each drafter, {"0": seconds of a plain step, "4": of a round with 4 drafts, …}, or is "measure" to time rounds here;
-the table then has the speed-up of each number of drafts.
+OUTPUT has evaluation.json, evaluation.html and plots/; another call replaces them. --round_seconds=measure also times
+rounds on this device, for the speed-up of each number of drafts.
 """
 
 import functools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from etils import epath
 
 from domino_jax import regenerate
 from domino_jax.data.answer_files import AnswerFiles, find_rows
@@ -55,13 +51,12 @@ from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import refuse_differences
 from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.json_files import read_json
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.identity import drafter_identity, target_identity
 from domino_jax.weights.loading import keep_compiled, use_exact_matmuls
 
-MEASURE, SERVER_ANSWERS = "measure", "server_answers.jsonl"
+SERVER_ANSWERS = "server_answers.jsonl"
 
 
 def main(flags: cli.Flags) -> int:
@@ -74,7 +69,6 @@ def main(flags: cli.Flags) -> int:
     rules.check(config, "evaluate", flags.set_keys, flags.given)
     paths = drafter_paths(flags)
     output = output_folder(flags.output)
-    stated_seconds = read_seconds(flags.round_seconds, paths)
 
     # 2. The processes, where they share a mesh.
     if (config.decode.mesh.data, config.decode.mesh.tensor) != (1, 1):
@@ -83,8 +77,7 @@ def main(flags: cli.Flags) -> int:
     # 3. The devices, and the answers, made by a server or the target where none are given.
     keep_compiled()
     settings = decode_settings(config.decode, config.drafter.head, config.data.train)
-    real = {"parity": "near_tie", "concurrency": ()}
-    settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, **real)
+    settings = settings.change(modes=(DRAFT,), tree=None, num_drafts=None, parity="near_tie", concurrency=())
     use_exact_matmuls(settings.dtype)
     loader = loader_of(flags, settings)
     identity = target_identity(config.target.path)
@@ -119,12 +112,13 @@ def main(flags: cli.Flags) -> int:
         accepted, drafters, seconds = {}, {}, {}
         for path in paths:
             models = loader.models(loaded, path, (DRAFT,))
-            accepted[path] = judge(models, settings, answers, source)
-            drafters[path] = drafter_facts(models, path)
+            accepted[path], drafter = judge(models, settings, answers, source), models.drafter.config
+            drafters[path] = {"head": drafter.head, "block_size": drafter.block_size, **drafter_identity(path)}
             if server:
                 drafters[path]["server"] = compare_tau(answers, accepted[path], server["acceptance"])
             if flags.round_seconds:
-                seconds[path] = stated_seconds[path] if stated_seconds else measure_rounds(models, settings, answers)
+                prompts = [answer.prompt for answer in answers[: settings.batch_size]]
+                seconds[path] = round_seconds(models, settings, prompts, widths_of(drafter.num_drafts))
             say(f"{path}: judged")
 
     # 6. The report.
@@ -136,10 +130,6 @@ def main(flags: cli.Flags) -> int:
         "server": server,
     }
     evaluation = build_evaluation(answers, accepted, drafters, origin, seconds)
-    for path, table in stated_seconds.items():
-        widths = evaluation["drafters"][path]["tau"]
-        if unused := [key for key in table if key not in {"0", *widths}]:
-            say(f"note: {path} has no τ with {', '.join(unused)} drafts of its table, only with {', '.join(widths)}.")
     if distributed.is_primary():
         write_evaluation(output, evaluation)
         console_evaluation(evaluation)
@@ -157,29 +147,6 @@ def drafter_paths(flags: cli.Flags) -> tuple[str, ...]:
         refuse_other_head(stored_head(folder), flags.head, folder)
     drafter_names(paths)
     return paths
-
-
-def read_seconds(files: Sequence[str], paths: Sequence[str]) -> dict[str, dict[str, float]]:
-    """By drafter its table of --round_seconds; {} where there is none or rounds are timed here."""
-    if not files or tuple(files) == (MEASURE,):
-        return {}
-    if len(files) != len(paths):
-        raise DominoError(
-            f"there are {len(paths)} drafters, whose rounds take different times, and --round_seconds has tables for"
-            f" {len(files)}: name one for each, in the order of --drafters, or give --round_seconds={MEASURE}."
-        )
-    return {path: read_table(file) for path, file in zip(paths, files, strict=True)}
-
-
-def read_table(path: str) -> dict[str, float]:
-    table = read_json(epath.Path(path).expanduser())
-    positive = all(type(value) in (int, float) and 0 < value < math.inf for value in table.values())
-    if "0" not in table or not positive or not all(key.isdecimal() for key in table):
-        raise DataError(
-            f'{path}: expected {{"0": seconds of a plain step, "4": of a round with 4 drafts, …}}, all of them above 0;'
-            f" write such a table, or give --round_seconds={MEASURE}."
-        )
-    return table
 
 
 # ------------------------------------------------------------------------------------------------------- answers
@@ -246,19 +213,6 @@ def judge(models: Pair, settings: DecodeSettings, answers: Sequence[TargetAnswer
     config = models.drafter.config
     drafting = lower_to_drafter(settings, config).drafting_of(DRAFT, config)
     return AnswerPasses(answers, drafting, settings.batch_size)(models)
-
-
-def drafter_facts(models: Pair, path: str) -> dict[str, Any]:
-    config = models.drafter.config
-    return {"head": config.head, "block_size": config.block_size, **drafter_identity(path)}
-
-
-def measure_rounds(models: Pair, settings: DecodeSettings, answers: Sequence[TargetAnswer]) -> dict[str, float]:
-    """The table of --round_seconds for one drafter, timed on this device with the first prompts."""
-    widths = widths_of(models.drafter.config.num_drafts)
-    prompts = [answer.prompt for answer in answers[: settings.batch_size]]
-    seconds = round_seconds(models, settings, prompts, widths)
-    return {str(drafts): value for drafts, value in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ def round_split(
 
 def round_seconds(
     models: Pair, settings: DecodeSettings, prompts: Sequence[Sequence[int]], widths: Sequence[int], repeats: int = 7
-) -> dict[int, float]:
-    """Median seconds of a plain step, under 0, and of rounds with these numbers of drafts, after these prompts."""
+) -> dict[str, float]:
+    """Median seconds of a plain step, under "0", and of rounds with these numbers of drafts, after these prompts."""
     generators = {drafts: new_generator(models, settings.change(num_drafts=drafts or None)) for drafts in (0, *widths)}
     live = endless(generators[max(widths)].start(models, prompts, list(range(len(prompts)))))
     timed = {
-        drafts: round_stopwatch(models, generator, live, DRAFT if drafts else BASELINE)
+        str(drafts): round_stopwatch(models, generator, live, DRAFT if drafts else BASELINE)
         for drafts, generator in generators.items()
     }
     return turn_seconds(timed, repeats)

@@ -63,11 +63,7 @@ class Flags:
     drafters: tuple[str, ...] = _flag(
         "folders of drafters, joined by commas (default: drafter.path)", (), type=_entries
     )
-    round_seconds: tuple[str, ...] = _flag(
-        'a JSON file {"0": seconds of a plain step, "4": of a round with 4 drafts, …} for each drafter, or measure',
-        (),
-        type=_entries,
-    )
+    round_seconds: str | None = _flag("measure: time rounds on this device, for speed-ups", choices=("measure",))
     allow_config_change: tuple[str, ...] = _flag(
         "recipe keys or sections, joined by commas, that may differ from the checkpoint's", (), type=_entries
     )

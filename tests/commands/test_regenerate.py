@@ -116,16 +116,6 @@ def test_a_row_is_answered_with_the_sampling_values_that_it_carries(target, shar
     assert answers["warm"] == answers["again"] != answers["plain"]  # the seed keys the noise, not the place
 
 
-@pytest.mark.parametrize(
-    "value", [{"temperature": -1}, {"top_p": "1"}, {"seed": 1.5}, {"max_new_tokens": True}], ids=str
-)
-def test_a_sampling_value_that_a_row_cannot_have_is_refused_with_its_line(tmp_path, capsys, value):
-    prompts = write_rows(tmp_path / "p.jsonl", [{"id": "a", "prompt": "x"}, {"id": "b", "prompt": "x", **value}])
-    argv = command(tmp_path, [1, 2], f"--prompts={prompts}")
-    assert run("regenerate", *argv) == 3
-    assert "prompt b" in capsys.readouterr().err
-
-
 def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file):
     whole = rows_file.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]

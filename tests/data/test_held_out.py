@@ -1,7 +1,5 @@
 """held_out.py: the choice of held-out prompts, and that no row with them is trained on."""
 
-import json
-
 from tests.helpers.data_files import batches_of, take, write_rows
 
 
@@ -30,19 +28,9 @@ def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):
     assert trained_on(batches, 40) == {100 * k for k in range(40)} - chosen
     left_out = 3 if 700 in chosen else 2
     assert lines[0].endswith(f"{41 - left_out} of 41 rows are trained on, 0 have no anchor")
+    [first, _] = batches.rows.held_out_prompts()
+    assert first["id"].startswith(f"{tmp_path}/rows.jsonl:")
     assert lines[1] == f"held out for evaluation: 2 prompts, {left_out} rows with these prompts"
-
-
-def test_rows_that_share_a_held_out_prompt_are_left_out_too_and_the_prompt_names_its_first_row(tmp_path):
-    file = write_rows(tmp_path, answers(20))
-    assert batches_of(file).rows.num_held_out == 0  # the default
-    [row] = batches_of(file, held_out=1).rows.held_out_prompts()
-    name, line = row["id"].rsplit(":", 1)
-    assert name == str(file)
-    assert json.loads(file.read_text().splitlines()[int(line) - 1])["token_ids"][:2] == row["token_ids"]
-    rows = answers(20) + [{"token_ids": [*row["token_ids"], 9, 9, 9], "loss_mask": [0, 0, 1, 1, 1]}]
-    batches = batches_of(write_rows(tmp_path, rows), held_out=1)
-    assert (prompts_of(batches), batches.rows.num_held_out, len(batches.rows)) == ([row["token_ids"]], 2, 19)
 
 
 def test_prompts_of_an_earlier_start_are_held_out_of_other_rows(tmp_path):

@@ -1,11 +1,9 @@
 """mode_run.py: figures of hand-made runs, to the digit; the width of intervals, and what cancels in them."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
-from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
+from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Clock
 from domino_jax.evals.bootstrap import interval, pooled
 from domino_jax.evals.mode_run import figures_of, intervals
@@ -38,13 +36,6 @@ def test_rates_leave_out_prefill_and_compilation_and_speedups_are_over_plain_dec
     assert alone["speedup"] is alone["speedup_end_to_end"] is None
 
 
-def test_histogram_and_acceptance_by_position():
-    histogram = accept_histogram(Counter({1: 3, 2: 1, 4: 2}), 4)
-    assert histogram == {"1": 3, "2": 1, "3": 0, "4": 2}
-    assert accept_rates(histogram) == ([3 / 6, 2 / 6, 2 / 6], [3 / 6, 2 / 3, 2 / 2])
-    assert accept_rates({"1": 5, "2": 0, "3": 0}) == ([0.0, 0.0], [0.0, None])  # a position that no round reached
-
-
 def test_divergences_are_counted_as_near_ties_or_violations():
     divergences = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
     counts = {"same": 0, "of": 2, "near_ties": 1, "violations": 1, "first_divergences": divergences}
@@ -61,12 +52,6 @@ def groups_of(lengths, seconds):
     run = run_of(answers, Clock())
     run.group_seconds[:] = seconds
     return run
-
-
-def test_prompts_that_are_all_alike_leave_no_doubt():
-    found = intervals(groups_of([[2, 4]] * 5, [3.0] * 5), groups_of([[6]] * 5, [6.0] * 5))
-    rates = {"tokens_per_second": [2.0, 2.0], "speedup": [2.0, 2.0]}
-    assert found == {"tau_pooled": [3.0, 3.0], "tau_per_prompt": [3.0, 3.0], **rates}
 
 
 def test_the_width_is_that_of_the_normal_law():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from domino_jax.evals.round_times import round_split
+from domino_jax.evals.round_times import round_seconds, round_split
 from tests.helpers.decoding_models import make_generator, random_models
 
 PROMPT = [5, 9, 2, 60, 7]
@@ -18,3 +18,5 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode():
     assert split["backbone"]["head"] == 0 and set(split["autoregressive"]) == {"round"}
     assert min(min(parts.values()) for parts in split.values()) >= 0  # on a busy machine a part may vanish in the noise
     assert int(state.counts[0]) == 1 and not state.done.any()
+    seconds = round_seconds(made.models, made.generator.settings, [PROMPT], (3,), repeats=1)
+    assert set(seconds) == {"0", "3"} and min(seconds.values()) >= 0
