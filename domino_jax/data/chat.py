@@ -25,7 +25,7 @@ import numpy as np
 
 from domino_jax.data.messages import Chat, present, read_chat
 from domino_jax.data.prompts import check_prompt, check_text, check_token_ids
-from domino_jax.runtime.errors import DataError, first_line, quote, warn_once
+from domino_jax.runtime.errors import DataError, check_value, first_line, quote, warn_once
 
 PROBE = "domino-probe"  # no template treats this text specially
 WRITTEN = ("content", "reasoning_content", "reasoning", "thinking")  # what a message says, if a template writes it
@@ -107,8 +107,8 @@ def training_rows(tokenizer: Any, row: dict, thinking: bool, where: str) -> list
     """
     if "token_ids" in row:
         earlier = row.get("earlier_turns") or []
-        if not isinstance(earlier, list) or not all(isinstance(turn, dict) and "token_ids" in turn for turn in earlier):
-            raise DataError(f"{where}: earlier_turns is {quote(earlier)}, expected a list of rows with token_ids.")
+        rows = isinstance(earlier, list) and all(isinstance(turn, dict) and "token_ids" in turn for turn in earlier)
+        check_value(rows, f"{where}: earlier_turns", earlier, "a list of rows with token_ids")
         return [functools.partial(_row_of_ids, turn, where) for turn in (*earlier, row)]
     chat = read_chat(row, where)
     _refuse_text_without(tokenizer, where)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError, check_value, quote
 from domino_jax.runtime.json_files import parse_json
 
 FORMS = ("messages", "conversations")
@@ -77,21 +77,18 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
                 f"{forms[0]}; {remedy} instead."
             )
     turns = row[forms[0]]
-    if not isinstance(turns, list) or not turns:
-        raise DataError(f"{where}: {forms[0]} must be a list with at least one message.")
+    check_value(isinstance(turns, list) and turns, f"{where}: {forms[0]}", turns, "a list of at least one message")
     messages, learned = [], []
     for place, turn in enumerate(turns):
         name = f"{where}: message {place} of {forms[0]}"
         message = _message(turn, forms[0], name)
         flags = {key: message.pop(key) for key in FLAGS if key in message}
         for key, flag in flags.items():
-            if flag not in (0, 1):
-                raise DataError(f"{name} has {key} {quote(flag)}, expected 0, 1, true or false.")
+            check_value(flag in (0, 1), f"{name}: {key}", flag, "0, 1, true or false")
         messages.append(message)
         learned.append(all(flags.values()))
     system = row["system"] if "system" in row and row["system"] not in EMPTY else ""
-    if not isinstance(system, str):
-        raise DataError(f"{where}: system is {quote(system)}, expected a text.")
+    check_value(isinstance(system, str), f"{where}: system", system, "a text")
     if system and messages[0]["role"] == "system":
         raise DataError(
             f"{where}: system is {quote(system)}, and the first message is the system's too,"
@@ -111,15 +108,11 @@ def _message(turn: Any, form: str, name: str) -> dict[str, Any]:
     keys = ("from", "value") if form == "conversations" and "role" not in fields else ("role", "content")
     role, content = (fields[key] if key in fields else None for key in keys)
     textless = content is None and "tool_calls" in fields and bool(fields["tool_calls"])
-    if not isinstance(role, str) or not (isinstance(content, str) or textless):
-        raise DataError(
-            f'{name} is {quote(turn)}, expected {{"{keys[0]}": text, "{keys[1]}": text}}; only a message with '
-            "tool_calls may have no text."
-        )
+    texts = f'{{"{keys[0]}": text, "{keys[1]}": text}}; only a message with tool_calls may have no text'
+    check_value(isinstance(role, str) and (isinstance(content, str) or textless), name, turn, texts)
     if keys[0] == "role":
         return {**fields, "role": SPEAKERS[role] if role in ("human", "gpt") else role}
-    if role not in SPEAKERS:
-        raise DataError(f"{name} is from {quote(role)}, expected one of {', '.join(SPEAKERS)}.")
+    check_value(role in SPEAKERS, f"{name}: from", role, f"one of {', '.join(SPEAKERS)}")
     return {"role": SPEAKERS[role], "content": content} | {key: fields[key] for key in fields if key not in keys}
 
 
@@ -127,10 +120,9 @@ def _variables(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The template's variables in the row's columns; an empty column is an absent one."""
     kwargs = _json_column(row, "chat_template_kwargs", where)
     tools = _json_column(row, "tools", where)
-    if kwargs and not isinstance(kwargs, dict):
-        raise DataError(f"{where}: chat_template_kwargs is {quote(kwargs)}, expected an object.")
-    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise DataError(f"{where}: tools is {quote(tools)}, expected a list of objects or its JSON text.")
+    check_value(not kwargs or isinstance(kwargs, dict), f"{where}: chat_template_kwargs", kwargs, "an object")
+    objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    check_value(not tools or objects, f"{where}: tools", tools, "a list of objects or its JSON text")
     variables = {**present(kwargs or {}), **({"tools": tools} if tools else {})}
     return {name: without_nulls(value) if name == "tools" else value for name, value in variables.items()}
 

@@ -11,7 +11,7 @@ from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.messages import EMPTY, FORMS, READ, REFUSED, Chat, present, quote_names, read_chat
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
-from domino_jax.runtime.errors import DataError, DominoError, quote
+from domino_jax.runtime.errors import DataError, DominoError, check_value, quote
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.json_files import parse_json
 
@@ -44,8 +44,7 @@ def parse_row(line: bytes, where: str) -> dict:
         row = parse_json(line)
     except ValueError as error:  # broken JSON, bytes that are not UTF-8, or too many levels
         raise DataError(f"{where}: the line is not a JSON object ({error}). Correct or remove it.") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: the line holds a {type(row).__name__}, expected a JSON object.")
+    check_value(isinstance(row, dict), f"{where}: the line", row, "a JSON object")
     return row
 
 
@@ -125,8 +124,8 @@ def check_prompt(row: Mapping[str, Any], where: str) -> Chat | None:
     if keys[0] in FORMS:
         return read_chat(row, where)
     if keys == ["prompt"]:
-        if not isinstance(row["prompt"], str) or not row["prompt"]:
-            raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
+        text = row["prompt"]
+        check_value(isinstance(text, str) and text, f"{where}: prompt", text, "a text that is not empty")
         ignored = [key for key in (*READ, *REFUSED) if key in row and row[key] not in EMPTY]
         if ignored:
             raise DataError(
@@ -140,7 +139,5 @@ def check_prompt(row: Mapping[str, Any], where: str) -> Chat | None:
 def check_token_ids(token_ids, where: str) -> None:
     """Refuse anything but a list of ids, at least one."""
     fine = isinstance(token_ids, list) and bool(token_ids)
-    if not fine or not all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in token_ids):
-        raise DataError(
-            f"{where}: token_ids is {quote(token_ids)}, expected a list of at least one id from 0 to {LARGEST_ID}."
-        )
+    fine = fine and all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in token_ids)
+    check_value(fine, f"{where}: token_ids", token_ids, f"a list of at least one id from 0 to {LARGEST_ID}")

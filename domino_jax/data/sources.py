@@ -60,18 +60,20 @@ def find_files(pattern: str) -> list[str]:
     """The files that a path or glob names, sorted; a DominoError without any."""
     local = os.path.expanduser(pattern)
     names = _remote_matches(pattern) if is_remote(pattern) else _matches(local)
-    if twice := sorted({name + COMPRESSED for name in names} & set(names)):
-        raise DominoError(
-            f"{pattern} names {twice[0]} and {twice[0].removesuffix(COMPRESSED)}, so their rows would be read twice;"
-            " move one of them away, or name fewer files."
-        )
-    if names:
+    twice = sorted({name + COMPRESSED for name in names} & set(names))
+    if names and not twice:
         return names
-    if not is_remote(pattern) and os.path.isdir(local):
-        raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
-    if glob.has_magic(pattern):
-        raise DominoError(f"{pattern}: no file matches. Name JSONL files that exist.")
-    raise DominoError(f"{pattern}: there is no such file. Name a JSONL file that exists.")
+    problem = ": there is no such file. Name JSONL files that exist"
+    if twice:
+        problem = (
+            f" names {twice[0]} and {twice[0].removesuffix(COMPRESSED)}, so their rows would be read twice; move one of"
+            " them away, or name fewer files"
+        )
+    elif not is_remote(pattern) and os.path.isdir(local):
+        problem = f" is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl"
+    elif glob.has_magic(pattern):
+        problem = ": no file matches. Name JSONL files that exist"
+    raise DominoError(f"{pattern}{problem}.")
 
 
 def _matches(pattern: str) -> list[str]:

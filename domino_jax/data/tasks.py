@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.prompts import quote_names, read_jsonl
-from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
+from domino_jax.runtime.errors import DataError, DominoError, check_value, first_line, quote
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SHUFFLE_SEED = 0
@@ -164,8 +164,8 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
         fields, there = ", ".join(task.fields), quote_names(row)
         raise DataError(f"{where}: {name} needs {fields}, but the row has no {missing[0]} (it has {there}).")
     turns = task.turns(row)
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise DataError(f"{where}: the row of {name} gives {quote(turns)}, expected texts that are not empty.")
+    texts = isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)
+    check_value(texts, f"{where}: the prompt of {name}", turns, "texts that are not empty")
     return turns
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.settings import SAMPLING_VALUES, Problem, SamplingParams
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError, check_value, quote
 from domino_jax.runtime.keys import LARGEST
 
 
@@ -75,16 +75,15 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
     where = f"prompt {row['id']}"
     for name, value in values.items():
         kinds = (int, float) if name in ("temperature", "top_p", "min_p") else (int,)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise DataError(f"{where} has {name} {value!r}, expected a number.")
+        number = isinstance(value, kinds) and not isinstance(value, bool)
+        check_value(number, f"{where}: {name}", value, "a number")
         if name != "seed" and LARGEST < abs(value) < math.inf:
             raise DataError(f"{where} has {name} {str(value)[:20]}…, which does not fit int32; give {LARGEST} or less.")
     sampling = None
     if set(values) - {"seed", "max_new_tokens"}:
         sampling = SamplingParams(**{name: values[name] for name in SAMPLING_VALUES if name in values})
-        if problem := sampling.problem():
-            raise DataError(f"{where}: {problem}")
-    if "seed" in values and (problem := seed_problem(values["seed"])):
+    problem = sampling and sampling.problem()
+    if problem := problem or ("seed" in values and seed_problem(values["seed"])):
         raise DataError(f"{where}: {problem}")
     return Request(0 if "seed" in values else noise, values.get("seed"), values.get("max_new_tokens"), sampling)
 

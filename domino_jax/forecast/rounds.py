@@ -9,6 +9,7 @@ rounds 1.0 to 1.3, and 1.55 at 0.6B on an H200 (docs/compilers.md). τ is at mos
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -63,44 +64,41 @@ class Reads:
 def main(flags: cli.Flags) -> None:
     config = flags.config
     chip = topologies.CHIPS.get((flags.topology or "").lower())
-    if flags.topology and not chip:
-        raise DominoError(
-            f"--topology={flags.topology}: no such chip; name one of {', '.join(topologies.CHIPS)}, without a number of"
-            " chips, which decode.mesh states."
-        )
-    _check_ignored(flags)
-    if -1 in (config.decode.mesh.data, config.decode.mesh.tensor):
-        raise DominoError("--dry_run needs decode.mesh.data and decode.mesh.tensor as numbers, not as -1, the rest.")
     target = dry_run.shapes_of(config.target.path)
     if config.drafter.path:
         drafter = read_drafter_config(config.drafter.path, target)
     else:
         drafter = builders.drafter_config_of(config, target)
-    if not drafter.has_backbone:
-        raise DominoError(
-            f"--dry_run computes rounds of drafters of blocks, but the head is {drafter.head!r}: leave --dry_run out."
-        )
+    for problem in _problems(flags, drafter):
+        raise DominoError(f"{problem}.")
     refuse_other_head(drafter.head, flags.head, config.drafter.path or "the recipe")
     decode_settings(config.decode, drafter.head).check(target.vocab_size, drafter)
-    requests, rest = divmod(config.decode.batch_size, config.decode.mesh.data)
-    if rest:
-        raise DominoError(
-            f"decode.batch_size {config.decode.batch_size} cannot be cut into decode.mesh.data ="
-            f" {config.decode.mesh.data} parts; make it a multiple."
-        )
+    requests = config.decode.batch_size // config.decode.mesh.data
     reads = reads_of(config, target, drafter, requests)
     kind = config.decode.dtype if config.decode.draft_weights == "dtype" else config.decode.draft_weights
     print(f"{config.target.path}, drafter {drafter.head} of {drafter.num_hidden_layers} layers in {kind}")
     print("\n".join(lines(reads, drafter.most_drafts, requests, chip)), flush=True)
 
 
-def _check_ignored(flags: cli.Flags) -> None:
-    """Refuses flags and keys that the figures of one drafter do not show."""
+def _problems(flags: cli.Flags, drafter: AnyConfig) -> Iterator[str]:
+    """Flags and keys that this dry run ignores, and values that it cannot count with."""
+    decode = flags.config.decode
     ignored = {f"--{name}": getattr(flags, name) for name in ("output", "prompt", "prompts", "interactive")}
-    ignored["config.decode.concurrency"] = flags.config.decode.concurrency
-    for name, value in ignored.items():
+    for name, value in {**ignored, "config.decode.concurrency": decode.concurrency}.items():
         if value:
-            raise DominoError(f"--dry_run and {name} are both given, but --dry_run ignores {name}; remove one of them.")
+            yield f"--dry_run and {name} are both given, but --dry_run ignores {name}; remove one of them"
+    if flags.topology and flags.topology.lower() not in topologies.CHIPS:
+        yield (
+            f"--topology={flags.topology}: no such chip; name one of {', '.join(topologies.CHIPS)}, without a number of"
+            " chips, which decode.mesh states"
+        )
+    if -1 in (decode.mesh.data, decode.mesh.tensor):
+        yield "--dry_run needs decode.mesh.data and decode.mesh.tensor as numbers, not as -1, the rest"
+    if not drafter.has_backbone:
+        yield f"--dry_run computes rounds of drafters of blocks, but the head is {drafter.head!r}: leave --dry_run out"
+    if decode.batch_size % decode.mesh.data:
+        parts = f"decode.mesh.data = {decode.mesh.data} parts; make it a multiple"
+        yield f"decode.batch_size {decode.batch_size} cannot be cut into {parts}"
 
 
 def reads_of(config, target: Qwen3Config, drafter: AnyConfig, requests: int) -> Reads:

@@ -50,6 +50,12 @@ def quote(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def check_value(fine: bool, name: str, value: Any, expected: str) -> None:
+    """DataError for a value out of a file that is not of the expected kind. name: with the place in the file."""
+    if not fine:
+        raise DataError(f"{name} is {quote(value)}, expected {expected}.")
+
+
 @functools.lru_cache(maxsize=256)
 def warn_once(log: logging.Logger, text: str) -> None:
     """A warning about a folder that a command opens several times."""

@@ -18,7 +18,7 @@ import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime import json_files
-from domino_jax.runtime.errors import ConfigError, DataError, DominoError, first_line, quote
+from domino_jax.runtime.errors import ConfigError, DataError, DominoError, check_value, first_line, quote
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
@@ -144,8 +144,8 @@ def stop_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder, name, required=False).get("eos_token_id")
         values = value if isinstance(value, list) else [] if value is None else [value]
-        if any(type(item) is not int or item < 0 for item in values):
-            raise DataError(f"{folder}/{name} has eos_token_id {quote(value)}; expected a token id or a list of them.")
+        ids_alone = all(type(item) is int and item >= 0 for item in values)
+        check_value(ids_alone, f"{folder}/{name}: eos_token_id", value, "a token id or a list of them")
         ids.update(values)
     if closing := closing_token(tokenizer):
         ids.add(closing[1])

@@ -21,7 +21,7 @@ def test_rows_come_with_their_line_numbers_and_blank_lines_are_passed_over(tmp_p
     ("line", "message"),
     [
         ('{"a": 1', "rows.jsonl:2: the line is not a JSON"),
-        ("[1]", "rows.jsonl:2: the line holds a list"),
+        ("[1]", "rows.jsonl:2: the line is .1., expected a JSON object"),
         (b"\xff{", "rows.jsonl:2"),
     ],
 )

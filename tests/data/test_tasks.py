@@ -108,7 +108,7 @@ def test_a_mistaken_entry_is_a_usage_error(entries, message):
     ("name", "rows", "message"),
     [
         ("gsm8k", [{"question": "a"}, {"problem": "b"}], r"gsm8k.jsonl:2: .* has no question \(it has problem\)"),
-        ("mt-bench", [{"prompt": "one turn"}], "gives 'one turn', expected texts"),
+        ("mt-bench", [{"prompt": "one turn"}], "is 'one turn', expected texts"),
         ("mt-bench", [{"prompt": ["a", ""]}], "expected texts that are not empty"),
         (
             "mt-bench",

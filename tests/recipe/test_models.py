@@ -34,10 +34,10 @@ def test_a_row_may_have_sampling_values_and_is_its_noise_alone_without():
     ("values", "message"),
     [
         ({"temperature": -1}, "temperature is -1"),
-        ({"top_k": "3"}, "top_k '3', expected a number"),
+        ({"top_k": "3"}, "top_k is '3', expected a number"),
         ({"temperature": 10**400}, "temperature 1000.*give 2147483647 or less"),
         ({"seed": 2**31}, "seed is 2147483648: give a number from 0"),
-        ({"seed": True}, "seed True, expected a number"),
+        ({"seed": True}, "seed is True, expected a number"),
     ],
 )
 def test_a_rows_bad_value_is_refused_by_its_id(values, message):
