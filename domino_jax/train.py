@@ -321,7 +321,7 @@ def clock_of(config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages
         traced = trace(dry_run.batch_shapes(config, mesh, length))
         return flops.product_flops(traced.jaxpr) / config.train.batch_size
 
-    return StepClock(row_flops=row_flops if peak else None, peak_flops=peak and peak * jax.device_count())
+    return StepClock(row_flops, peak and peak * jax.device_count())
 
 
 def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) -> None:

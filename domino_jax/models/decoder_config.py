@@ -107,14 +107,10 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
         raise ConfigError(f"lacks {', '.join(missing)}; these are never guessed.")
     for name in shapes:
         check_size(name, raw[name], LIMITS[name])
-    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
-        raise ConfigError(
-            f"has num_attention_heads {raw['num_attention_heads']}, which is not a multiple of num_key_value_heads"
-            f" {raw['num_key_value_heads']}."
-        )
+    heads, groups = raw["num_attention_heads"], raw["num_key_value_heads"]
+    expect(heads % groups == 0, "num_attention_heads", heads, f"a multiple of num_key_value_heads {groups}")
     head_dim = raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"]
-    if head_dim % 2:
-        raise ConfigError(f"has head_dim {head_dim}, which is odd, but rotary embeddings turn pairs of numbers.")
+    expect(head_dim % 2 == 0, "head_dim", head_dim, "an even number: rotary embeddings turn pairs")
     return {
         **{name: raw[name] for name in shapes},
         "head_dim": head_dim,

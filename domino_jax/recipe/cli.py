@@ -27,6 +27,7 @@ from ml_collections import config_dict, config_flags
 from domino_jax.recipe import loading
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
+from domino_jax.runtime.keys import walk
 from domino_jax.runtime.preemption import PREEMPTED, Preempted
 
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
@@ -219,14 +220,19 @@ def _recipe(path: str, set_keys: Collection[str], overrides: Sequence[str]) -> c
 
 def key_problem(config: config_dict.ConfigDict, key: str, recipe: str) -> str | None:
     """Why a dotted key names no value of the recipe, with the nearest ones that do."""
-    value = config
-    for name in key.split("."):
-        if not isinstance(value, config_dict.ConfigDict) or name not in value:
-            return f"--config.{key}: {recipe} has no such key. {config.hint(key)}"
-        value = value[name]
-    if isinstance(value, config_dict.ConfigDict):
-        return f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(value))}."
-    return None
+    names = [name for name, _, _ in walk(config)]
+    inside = [name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")]
+    if key in names:
+        return None
+    if inside:
+        return f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(inside)}."
+    # A key of another section is recognized by its last words: train.selector_rank is drafter.dflash2.rank.
+    last = f"_{key.rpartition('.')[2]}"
+    alike = [name for name in names if last.endswith(f"_{name.rpartition('.')[2]}")]
+    near = difflib.get_close_matches(key, alike, n=3, cutoff=0) or difflib.get_close_matches(key, names, n=1)
+    meant = " or ".join(f"config.{name}" for name in near)
+    hint = f"Did you mean {meant}?" if near else f"There is {', '.join(sorted(config))}."
+    return f"--config.{key}: {recipe} has no such key. {hint}"
 
 
 def _unknown(argument: str, names: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ A recipe consists of such sections, and its values are read by attribute. The ke
 """
 
 import dataclasses
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,32 +75,14 @@ class Key:
 
 
 class Section(config_dict.ConfigDict):
-    """A part of a recipe, which knows the Key of each value and the section that it is in."""
+    """A part of a recipe, which knows the Key of each value."""
 
     declared: dict[str, Key] = {}
-    above: "Section | None" = None
 
     def __setitem__(self, name: str, value: Any) -> None:
         if self.is_locked and name not in self:
-            raise KeyError(f'"{name}" is no key of the recipe. {self.hint(name)}')
+            raise KeyError(f'"{name}" is no key of this section, which has {", ".join(sorted(self))}')
         super().__setitem__(name, value)
-
-    def hint(self, name: str) -> str:
-        """Which keys may be meant by a name that this section does not have.
-
-        A key that moved to another section is recognized by its last words: `markov_rank` is `drafter.markov.rank`.
-        """
-        root, dotted = self, name
-        while root.above is not None:
-            dotted = f"{next(key for key, part in root.above.items() if part is root)}.{dotted}"
-            root = root.above
-        names = [key for key, _, _ in walk(root)]
-        last = f"_{name.rpartition('.')[2]}"
-        moved = [key for key in names if last.endswith(f"_{key.rpartition('.')[2]}")]
-        near = difflib.get_close_matches(dotted, moved, n=3, cutoff=0) or difflib.get_close_matches(dotted, names, n=1)
-        if near:
-            return f"Did you mean {' or '.join(f'config.{key}' for key in near)}?"
-        return f"There is {', '.join(sorted(self))}."
 
 
 def section(**values: Any) -> Section:
@@ -109,7 +90,6 @@ def section(**values: Any) -> Section:
     result, declared = Section(), {}
     for name, value in values.items():
         if isinstance(value, Section):
-            object.__setattr__(value, "above", result)
             result[name] = value
         else:
             key = declared[name] = value if isinstance(value, Key) else Key(value)

@@ -18,16 +18,20 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
     pairs = {name: (getattr(config, name), getattr(target, name)) for name in ("hidden_size", "vocab_size")}
     if config.has_backbone:
         pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
-    for name, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise DataError(f"the drafter was made for {name} {ours}, but the target has {theirs}; name its target.")
     last = target.num_hidden_layers - 1
     beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
+    problems = [
+        f"the drafter was made for {name} {ours}, but the target has {theirs}; name its target"
+        for name, (ours, theirs) in pairs.items()
+        if ours != theirs
+    ]
     if beyond:
-        raise DataError(
+        problems.append(
             f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
-            f" public hidden state is already normed, so it cannot be tapped."
+            " public hidden state is already normed, so it cannot be tapped"
         )
+    if problems:
+        raise DataError(f"{problems[0]}.")
 
 
 def refuse_other_drafter(config: AnyConfig, stored: AnyConfig, path: str | Path) -> None:

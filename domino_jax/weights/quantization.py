@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from domino_jax.models.decoder_config import expect
 from domino_jax.models.moe import ROUTER
 from domino_jax.models.quantized import TILE
 from domino_jax.models.tables import Entry
@@ -121,8 +122,7 @@ def read_scheme(raw: Mapping[str, Any], quantize: str | None = None) -> Scheme |
 def _object(part: Mapping[str, Any], key: str, place: str = "") -> Mapping[str, Any]:
     """The object under a key, empty where it is missing; place: what the key's name begins with in a message."""
     value = part.get(key) or {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"has {place}{key} {quote(value)}, expected an object. {SUPPORTED}")
+    expect(isinstance(value, dict), f"{place}{key}", value, f"an object. {SUPPORTED.rstrip('.')}")
     return value
 
 

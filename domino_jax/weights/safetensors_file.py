@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, first_line
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 
 # float8, float4 and the like are left out on purpose: they come with scales that a plain cast would drop
@@ -46,10 +46,9 @@ def _refusals(path: Path) -> Iterator[None]:
     """Errors of the system and of safetensors become a DataError."""
     try:
         yield
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except safetensors.SafetensorError as error:
-        raise DataError(f"{path} is not a complete safetensors file: {str(error)[:200]}.") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        problem = "cannot be read" if isinstance(error, OSError) else "is not a complete safetensors file"
+        raise DataError(f"{path} {problem}: {first_line(error, with_class=False)}.") from None
 
 
 def read_header(path: Path) -> dict[str, Stored]:

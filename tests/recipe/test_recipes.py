@@ -88,7 +88,7 @@ def test_the_layers_that_slide_are_exported_in_the_public_keys():
 def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path):
     lines = "from configs import qwen3\ndef get_config():\n    config = qwen3.get_config('x')\n    config.{}\n"
     (tmp_path / "old.py").write_text(lines.format("drafter.emb_dim = 64"))
-    with pytest.raises(DominoError, match="old.py:4: .*config.drafter.domino.emb_dim"):
+    with pytest.raises(DominoError, match="old.py:4: .*emb_dim.* is no key of this section, which has block_size, "):
         loading.load_recipe(str(tmp_path / "old.py"))
 
 

@@ -103,7 +103,7 @@ def test_a_copy_at_load_is_rounded_as_the_folder_stores_it_and_keeps_the_layers_
         ("int_quantized", BLOCK, "weights.strategy 'block'"),
         ("int_quantized", {"format": "float-quantized"}, "weights.type 'int'"),
         ("float_quantized", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
-        ("float_quantized", {"config_groups": {"group_0": "all"}}, "config_groups.group_0 'all', expected an object"),
+        ("float_quantized", {"config_groups": {"group_0": "all"}}, "config_groups.group_0 'all'; expected an object"),
     ],
 )
 def test_another_scheme_is_refused_by_name_with_the_forms_that_work(tmp_path, form, changes, named):
