@@ -13,33 +13,20 @@ SLIDING = "sliding_attention"  # of layer_types
 # Keys with which SGLang, vLLM, modelopt or z-lab's code compute something else with the same tensors, or nearly, and
 # the values without effect. These are keys of a layer, of all drafters.
 LAYER_VARIANTS = {
-    "attention_value_scale": (1.0,),
-    "attention_sink_bias": (False,),
-    "add_swa_attention_sink_bias": (False,),
-    "add_full_attention_sink_bias": (False,),
-    "attn_logit_softcapping": (0.0,),
-    "is_neox_style": (True,),
-    "rope_is_neox_style": (True,),
-    "rope_interleaved": (False,),
-    "use_gemma_norm": (False,),
+    **dict.fromkeys(("attention_value_scale", "logit_scale"), (1.0,)),
+    **dict.fromkeys(("attention_sink_bias", "add_swa_attention_sink_bias", "add_full_attention_sink_bias"), (False,)),
+    **dict.fromkeys(("rope_interleaved", "use_gemma_norm", "bias"), (False,)),
+    **dict.fromkeys(("is_neox_style", "rope_is_neox_style"), (True,)),
     "gating": (False, "disabled"),
-    "bias": (False,),
-    "logit_scale": (1.0,),
+    "attn_logit_softcapping": (0.0,),
 }
 _VARIANTS = LAYER_VARIANTS | {
     "projector_type": (DFLASH,),
-    "selector_rank": (0,),
-    "selector_top_k": (0,),
-    "markov_rank": (0,),
-    "xpress_rank": (0,),
-    "enable_confidence_head": (False,),
-    "use_confidence_head": (False,),
-    "output_multiplier": (1.0,),
-    "input_embedding_scale": (1.0,),
+    **dict.fromkeys(("selector_rank", "selector_top_k", "markov_rank", "xpress_rank"), (0,)),
+    **dict.fromkeys(("enable_confidence_head", "use_confidence_head", "norm_before_fc", "fc_norm"), (False,)),
+    **dict.fromkeys(("output_multiplier", "input_embedding_scale"), (1.0,)),
     "final_logit_softcapping": (0.0,),  # servers read 0 as no cap
     "use_aux_hidden_state": (True,),
-    "norm_before_fc": (False,),
-    "fc_norm": (False,),
 }
 
 

@@ -35,6 +35,7 @@ BLOCK_SETS = tuple(name for name in SETS if name != "eagle3")
 SLOW = [(name, variant) for name in MARKOV_SETS[1:] for variant in ("ce", "l1")]
 # Losses of the reference that this project does not have.
 LEFT_OUT = [("dflash2", "replace"), ("dflash2", "stop_gradient")]
+LEFT_OUT += [("xpress", variant) for variant in ("data_labels", "full_anchor", "teacher_forced")]
 VARIANTS = [
     pytest.param(
         name,
@@ -232,10 +233,9 @@ def loss_of(name: str, variant: str):
             choices = {"gamma": row["gamma"], "contiguous": False, "slice_blocks": 7}
             return SelectorLoss(**choices, alpha=row["selector_alpha"]), 0.0
         case "xpress":
-            names = {"rounds": "consistency_passes", "full_anchor": "base_anchor_full_weight", "gamma": "gamma"}
-            choices = {ours: row[theirs] for ours, theirs in {**names, "ce_from_data": "ce_from_data"}.items()}
             weights = [row["loss_terms"].get(term, 0.0) for term in ("ce", "tv")]
             weights += [row[f"{term}_weight"] for term in ("consistency", "base_anchor")]
+            choices = {"gamma": row["gamma"], "rounds": row["consistency_passes"]}
             return XpressLoss(**choices, weights=tuple(weights), slice_blocks=7), 0.0
     return Eagle3Loss(figures["ttt_length"], row["step_decay"]), 0.0
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from domino_jax.method.heads.eagle3_model import attend_passes
 from domino_jax.method.pair import TargetRows
 from domino_jax.models import attention
 from domino_jax.runtime.errors import DataError
-from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
+from tests.helpers.decoding_models import random_models
 from tests.helpers.golden_files import raw_config, target_config
-from tests.helpers.models import load_golden
 
 
 def config_of(**changes) -> Eagle3Config:
@@ -143,18 +141,3 @@ def test_a_new_drafter_without_data_drafts_tokens_that_the_target_has():
         assert len(tokens) == min(size, target.vocab_size) and tokens.max() < target.vocab_size
     with pytest.raises(DataError, match="must be 3 different layers"):
         Eagle3Config.for_target(target, draft_vocab_size=8)  # the public rule needs six layers or more
-
-
-@pytest.mark.long
-def test_a_chain_longer_than_the_usual_one_gives_the_golden_texts_in_longer_rounds():
-    models, rows = golden_models("eagle3"), load_golden("eagle3").figures["generate"]
-    made = make_generator(models, cache_length=128, max_new_tokens=40, batch_size=4, num_drafts=9)
-    answers = made.generate([row["prompt"] for row in rows], "draft")
-    assert texts(answers) == [row["output"][:40] for row in rows]
-    assert 2 < max(max(answer.accept_lengths) for answer in answers) <= 10
-    # One layer of the target's slots, and the fused features of a place.
-    assert [leaf.shape for leaf in jax.tree.leaves(made.start([[1]], [0]).draft_cache)] == [
-        (4, 2, 128, 24),
-        (4, 2, 128, 24),
-        (4, 64),
-    ]

@@ -14,14 +14,12 @@ import pytest
 
 from domino_jax.method import blocks
 from domino_jax.method.curriculum import lambda_base
-from domino_jax.method.drafter import Drafter
 from domino_jax.method.losses import Loss
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Pair
 from domino_jax.method.state import init_state
 from domino_jax.method.step import label_blocks, make_train_step, target_pass
 from domino_jax.models.quantized import dequantized, is_quantized
-from domino_jax.weights.draft_vocab import with_draft_vocab
 from tests.helpers.decoding_models import in_eight_bits
 from tests.helpers.models import loss_and_metrics, random_tokens, tiny_drafter, tiny_target
 
@@ -165,28 +163,6 @@ def test_a_step_is_its_parts():
     for ours, hand, gradient in zip(*map(jax.tree.leaves, (stepped.params, expected, gradients)), strict=True):
         certain = abs(gradient) > 1e-5
         np.testing.assert_allclose(ours[certain], hand[certain], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.long
-def test_the_loss_over_a_draft_vocabulary_of_all_tokens_is_the_usual_one():
-    """The drafter's own columns of the lm_head take the target's place."""
-    target, drafter = models()
-    batch, tokens = batch_of(), np.arange(target.config.vocab_size)
-    config, params = with_draft_vocab(drafter.config, drafter.params, target.config, target.params, tokens, None)
-    anchors = blocks.sample_anchors(KEY, batch["loss_mask"], batch["row_ids"], ANCHORS)
-    features, _ = target_pass(target.module, target.params, batch, config.target_layer_ids)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def loss(module, target_params, params):
-        pair, drawn = (
-            Pair(target.module, target_params, module, params),
-            label_blocks(batch, *anchors, module.config, LOSS),
-        )
-        return loss_and_metrics(pair, features, batch, drawn, LOSS, 0.5)[0]
-
-    no_head = {**target.params, "lm_head": jax.tree.map(jnp.zeros_like, target.params["lm_head"])}
-    usual = loss(drafter.module, target.params, drafter.params)
-    np.testing.assert_allclose(loss(Drafter(config), no_head, params), usual, rtol=1e-6)
 
 
 @pytest.mark.long

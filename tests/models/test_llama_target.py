@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from assets.target_folder import save_target
-from domino_jax.method.pair import Pair
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.target import load_target
-from tests.helpers.decoding_models import make_generator, random_prompts, texts
-from tests.helpers.models import TARGET_FIELDS, Model, random_params, random_tokens, tiny_drafter
+from tests.helpers.models import TARGET_FIELDS, Model, random_params, random_tokens
 
 # No head_dim: 32 / 4.
 FIELDS = {name: value for name, value in TARGET_FIELDS.items() if name != "head_dim"}
@@ -96,16 +94,6 @@ def test_a_llama_target_equals_a_reference_with_loops(case):
     assert abs(logits).max() > 1.0
     np.testing.assert_allclose(ours["logits"][0], logits, rtol=0, atol=1e-4)
     np.testing.assert_allclose(ours["features"][0], np.concatenate(outputs[:2], axis=-1), rtol=0, atol=1e-4)
-
-
-@pytest.mark.long
-def test_decoding_a_llama_target_with_a_drafter_gives_its_own_text():
-    target = llama()
-    drafter = tiny_drafter(target.config)
-    generator = make_generator(Pair(target.module, target.params, drafter.module, drafter.params))
-    prompts = random_prompts(4)
-    plain, speculative = (texts(generator.generate(prompts, mode)) for mode in ("autoregressive", "domino"))
-    assert speculative == plain
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------

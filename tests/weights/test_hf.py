@@ -250,21 +250,6 @@ def test_without_a_hub_a_cached_model_is_found_and_any_other_is_a_short_usage_er
         assert line.startswith("2 ") and repr(name) in line and line.count("\\n") <= 1
 
 
-def test_the_hub_is_queried_for_weights_and_tokenizer_files_of_the_named_revision_only(tmp_path, monkeypatch):
-    import huggingface_hub
-
-    asked = {}
-
-    def record(name, **options):
-        asked.update(options, name=name)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
-    assert hf.resolve_folder("owner/name@v1") == tmp_path
-    assert (asked["name"], asked["revision"], asked["ignore_patterns"]) == ("owner/name", "v1", ["*/*"])
-    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "merges.txt", "*.jinja", hf.TOKEN_ORDER]
-
-
 # ---- tokenizer -------------------------------------------------------------------------------------------------------
 
 

@@ -42,16 +42,9 @@ ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
 # Keys of other drafters with these tensors, or nearly, and the values without effect.
 _VARIANTS = LAYER_VARIANTS | {
-    "fc_norm": (False,),
-    "use_aux_norm": (False,),
-    "attention_bias": (False,),
-    "num_hidden_layers": (1,),
-    "use_aux_hidden_state": (True,),
-    "use_input_layernorm_in_first_layer": (True,),
-    "use_last_layernorm": (True,),
-    "use_mtp_layernorm": (False,),
-    "parallel_drafting": (False,),
-    "parallel_draft_step": (1,),
+    **dict.fromkeys(("fc_norm", "use_aux_norm", "attention_bias", "use_mtp_layernorm", "parallel_drafting"), (False,)),
+    **dict.fromkeys(("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_aux_hidden_state"), (True,)),
+    **dict.fromkeys(("num_hidden_layers", "parallel_draft_step"), (1,)),
     "num_aux_hidden_states": (FUSED_LAYERS,),
 }
 # In eagle_config servers read the second of NORMS alone.

@@ -87,15 +87,12 @@ class XpressLoss(Loss):
     Every term trains head and backbone; nothing flows through the choices. It does not read dpace_alpha.
 
     contiguous: False, as in the public trainer: a block may run on into the next turn.
-    weights: a, b, c, d.  rounds: J.  full_anchor: the term of the base logits has no decay over the slots.
-    ce_from_data: the label of the cross-entropy is the token of the text.
+    weights: a, b, c, d.  rounds: J.
     """
 
     contiguous: bool = False
     weights: tuple[float, float, float, float] = (0.1, 0.9, 0.3, 0.6)
     rounds: int = 3
-    full_anchor: bool = False
-    ce_from_data: bool = False
 
     reads_target, divides_by_labels, mixes = True, True, False
 
@@ -120,14 +117,13 @@ class XpressLoss(Loss):
         self, default: SlicedForward, models: Any, base_logits: Any, labels: Labels, previous_tokens: jax.Array
     ) -> SlicedForward:
         config = models.drafter.config
-        rounds = self.rounds if self.weights[2] else 0
         decay = position_decay(config.block_size, config.first_slot, self.gamma)
 
         def refined(params: dict, z: Hidden, codes: jax.Array, frozen: tuple) -> Outputs:
             states, prefix_tokens = frozen
             outputs = default.outputs_of(params, z, codes, states)
             drafter, logits = models.replace(drafter_params={"head": params}).bound, [outputs.base]
-            for _ in range(rounds):
+            for _ in range(self.rounds):
                 choices = jnp.argmax(logits[-1], axis=-1)[..., config.first_slot : -1]
                 codes = drafter.codes(z, jnp.concatenate([prefix_tokens, choices], axis=-1))
                 logits.append(outputs.base.at[..., config.first_slot :, :].add(drafter.head.residual(codes)))
@@ -138,24 +134,22 @@ class XpressLoss(Loss):
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         valid, (rounds, decay) = labels.mask, outputs.extra
-        token = labels.ids if self.ce_from_data else jnp.argmax(outputs.target, axis=-1)
-        weights = valid * decay
+        token, weights = jnp.argmax(outputs.target, axis=-1), valid * decay
 
         def parts(logits: Logits) -> tuple[jax.Array, jax.Array]:
             return cross_entropy(logits, token), total_variation(logits, outputs.target)
 
-        def term(losses: tuple[jax.Array, jax.Array], weights: jax.Array) -> jax.Array:
+        def term(losses: tuple[jax.Array, jax.Array]) -> jax.Array:
             return jnp.sum(weights * (self.weights[0] * losses[0] + self.weights[1] * losses[1]))
 
         forced, base = parts(outputs.final), parts(outputs.base)
-        # There are no rounds where they have no weight.
-        terms = {name: term(parts(logits), weights) for name, logits in zip(self.round_names, rounds, strict=False)}
+        terms = {name: term(parts(logits)) for name, logits in zip(self.round_names, rounds, strict=True)}
         return {
             **super().block_sums(outputs, labels),
             **terms,
-            "consistency_loss": sum(terms.values(), jnp.float32(0.0)) / max(1, len(terms)),
-            "tf_loss": term(forced, weights),
-            "base_anchor_loss": term(base, valid if self.full_anchor else weights),
+            "consistency_loss": sum(terms.values()) / self.rounds,
+            "tf_loss": term(forced),
+            "base_anchor_loss": term(base),
             "ce_loss": jnp.sum(weights * forced[0]),
             "tv_loss": jnp.sum(weights * forced[1]),
             "accept_rate": jnp.sum(valid * (1.0 - forced[1])),
