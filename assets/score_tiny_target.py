@@ -13,7 +13,7 @@ import numpy as np
 
 from assets.references import Reference
 from assets.tiny_answers import KINDS, reference
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings
@@ -29,7 +29,7 @@ def greedy_answers(folder: pathlib.Path, rows: list[dict]) -> list[str]:
     target = load_target(str(folder), "float32")
     models = Pair(target.model, target.params)
     settings = DecodeSettings(cache_length=CACHE_LENGTH, max_new_tokens=MAX_NEW_TOKENS, batch_size=64)
-    prompts = [encode_prompt(target.tokenizer, row, thinking=False, where=row["id"]) for row in rows]
+    prompts = [TextCodec(target.tokenizer, thinking=False).encode(row) for row in rows]
     generations = new_generator(models, settings, target.stop_ids).generate(models, prompts, "autoregressive").answers
     return [target.tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in generations]
 

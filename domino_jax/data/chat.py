@@ -54,22 +54,6 @@ class TrainingRow:
     loss_mask: np.ndarray
 
 
-def encode_prompt(
-    tokenizer: Any, row: Mapping[str, Any], thinking: bool, where: str = "prompt row", today: bool = False
-) -> list[int]:
-    """The ids of a prompt row: messages through the chat template, token_ids unchanged, prompt as plain text with what
-    the tokenizer adds to a text, such as the token that begins it, as other engines encode it."""
-    row = present(row)
-    chat = check_prompt(row, where)
-    if "token_ids" in row:
-        return list(row["token_ids"])
-    _refuse_text_without(tokenizer, where)
-    if chat is None:
-        return _encode(tokenizer, row["prompt"], where, add_special_tokens=True)["input_ids"]
-    text = _template_of(tokenizer, thinking, where, chat, today).render(chat.messages, ask=True)
-    return _encode(tokenizer, text, where)["input_ids"]
-
-
 @dataclasses.dataclass(frozen=True)
 class TextCodec:
     """From prompt rows to token ids, and back to text.
@@ -83,17 +67,24 @@ class TextCodec:
     today: bool = False
 
     def encode(self, row: Mapping[str, Any], where: str | None = None) -> list[int]:
-        """`encode_prompt`; errors name the row by its id where nothing else is given."""
-        return encode_prompt(self.tokenizer, row, self.thinking, where or f"prompt {row['id']}", self.today)
+        """The ids of a prompt row: messages through the chat template, token_ids unchanged, prompt as plain text with
+        what the tokenizer adds to a text, such as the token that begins it, as other engines encode it.
+
+        where: names the row in errors; its id does by default.
+        """
+        row, where = present(row), where or f"prompt {row['id']}"
+        chat = check_prompt(row, where)
+        if "token_ids" in row:
+            return list(row["token_ids"])
+        _refuse_text_without(self.tokenizer, where)
+        if chat is None:
+            return _encode(self.tokenizer, row["prompt"], where, add_special_tokens=True)["input_ids"]
+        template = _template_of(self.tokenizer, self.thinking, where, chat, self.today)
+        return _encode(self.tokenizer, template.render(chat.messages, ask=True), where)["input_ids"]
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
         """The text without special tokens, None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
-
-
-def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> TrainingRow:
-    """The last one of `training_rows`: the whole conversation up to its last answer."""
-    return training_rows(tokenizer, row, thinking, where)[-1]()
 
 
 def training_rows(tokenizer: Any, row: dict, thinking: bool, where: str) -> list[Callable[[], TrainingRow]]:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.data.chat import TextCodec, TrainingRow, encode_training_row
+from domino_jax.data.chat import TextCodec, TrainingRow, training_rows
 from domino_jax.data.messages import present
 from domino_jax.data.order import pack
 from domino_jax.data.prompts import read_jsonl
@@ -67,7 +67,7 @@ def read_answers(path: str | os.PathLike, codec: TextCodec, limit: int | None = 
     for number, columns in itertools.islice(read_jsonl(path), limit):
         row, where = present(columns), f"{path}:{number}"
         request = recorded_request(row, len(answers), where)
-        prompt, ids = last_answer(encode_training_row(codec.tokenizer, row, codec.thinking, where))
+        prompt, ids = last_answer(training_rows(codec.tokenizer, row, codec.thinking, where)[-1]())
         task = row["task"] if isinstance(row.get("task"), str) else None
         if not ids:
             raise DataError(f"{where}: the row has no answer; correct or remove it.")

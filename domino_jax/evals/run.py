@@ -5,14 +5,12 @@ which end early are replaced for most of it. Only sums, a few numbers per answer
 does not grow with what is generated.
 """
 
+import contextlib
 import dataclasses
 import itertools
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Clock, Generation, Generator, new_generator
@@ -56,29 +54,18 @@ def decode_prompts(
             f"decode.concurrency has {most}, but there are {len(prompts)} prompts, which would be fewer rows; decode"
             " more prompts, or lower it."
         )
-    if not distributed.is_primary():  # takes part in every computation, and writes to a folder that is not kept
-        output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
     refuse_differences({"what is decoded": info.origin()})
     sections = info.as_json(target, models, settings, len(prompts))
     generator, codec = new_generator(models, settings, target.stop_ids), TextCodec(target.tokenizer, settings.thinking)
-    runner = Runner(models, generator, codec)
-    with RunFiles(output, info.origin(), restart) as files:
-        refuse_continuation(files)
+    runner, primary = Runner(models, generator, codec), distributed.is_primary()
+    with RunFiles(output, info.origin(), restart) if primary else contextlib.nullcontext() as files:
         measured = runner.run(prompts, files)
     concurrency = measure_concurrency(runner, target.stop_ids, prompts, sections["round_widths"])
-    write_answers(output, prompts, codec, settings)
     report = build_report(sections, measured.runs, measured.tasks, concurrency, runner.time_rounds(prompts))
-    write_report(output, report)
+    if primary:
+        write_answers(output, prompts, codec, settings)
+        write_report(output, report)
     return report
-
-
-def refuse_continuation(files: RunFiles) -> None:
-    """Several processes run the same groups, and only process 0 could know which ones an earlier start did."""
-    if from_primary(lambda: files.done) and jax.process_count() > 1:
-        raise DominoError(
-            "--output holds a decoding, and a run of several processes cannot continue it: choose another --output, or"
-            " continue it with one process."
-        )
 
 
 def measure_concurrency(
@@ -140,7 +127,8 @@ class Runner:
 
     def run(self, prompts: Sequence[Prompt], files: RunFiles | None = None) -> Measured:
         """Decodes all prompts; groups that `files` holds from earlier starts are counted and not run again."""
-        measured, done = Measured(self.modes), files.done if files else 0
+        # Process 0 alone has files, and with them the sums of all groups.
+        measured, done = Measured(self.modes), from_primary(lambda: files.done if files else 0)
         groups = plan_groups(prompts, self.generator.settings.batch_size)
         for group in files.replay() if files else ():
             measured.add(group)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.requests import Request, request_of
@@ -131,7 +131,7 @@ def _encode(fields: dict[str, Any], messages: list[dict] | None, served: ServedM
         _need(not taken, "chat_template_kwargs", f"{', '.join(taken)} cannot be chosen by requests; leave it out")
         row = {"messages": messages, "chat_template_kwargs": variables}
     try:
-        return encode_prompt(served.tokenizer, row, served.generator.settings.thinking, name, today=True)
+        return TextCodec(served.tokenizer, served.generator.settings.thinking, today=True).encode(row, name)
     except DataError as error:
         raise Refusal(str(error), param=name) from error
 

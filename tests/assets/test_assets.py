@@ -6,7 +6,7 @@ import re
 import pytest
 
 from assets.tiny_answers import prompt_code
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.answers import AnswerPasses, TargetAnswer
 from domino_jax.decoding.requests import Request
 from domino_jax.method.pair import Pair
@@ -49,7 +49,7 @@ def answers(train_rows):
     """The shipped answers as (prompt, answer), after a look at their prompts and masks."""
     tokenizer, pairs = hf.load_tokenizer(FOLDER), []
     for prompt, row in zip(train_rows, read_rows("answers_train.jsonl"), strict=False):
-        tokens = encode_prompt(tokenizer, prompt, False, "prompt")
+        tokens = TextCodec(tokenizer, False).encode(prompt, "prompt")
         rest = row["token_ids"][len(tokens) :]
         assert row["id"] == prompt["id"] and row["token_ids"] == tokens + rest
         assert row["loss_mask"] == [0] * len(tokens) + [1] * len(rest)

@@ -3,7 +3,7 @@
 import pytest
 
 import domino_jax
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.pair import Pair
@@ -17,7 +17,7 @@ def test_the_real_model_answers_in_english(smollm2):
     row = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     models = Pair(loaded.model, loaded.params)
     generator = new_generator(models, DecodeSettings(cache_length=96, max_new_tokens=24), loaded.stop_ids)
-    prompt = encode_prompt(loaded.tokenizer, row, False)
+    prompt = TextCodec(loaded.tokenizer, False).encode(row, "row")
     [answer] = generator.generate(models, [prompt], "autoregressive").answers
     assert loaded.tokenizer.decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"
 

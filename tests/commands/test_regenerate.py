@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax import regenerate
 from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
-from domino_jax.data.chat import TextCodec, encode_training_row
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import first_turn
@@ -17,6 +17,7 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_target
+from tests.helpers.chat import encode_training_row
 from tests.helpers.commands import run
 from tests.helpers.data_files import BytesTokenizer
 from tests.helpers.paths import ROOT

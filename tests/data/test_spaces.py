@@ -5,9 +5,9 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from domino_jax.data.chat import TextCodec, adds_a_space, encode_prompt, encode_training_row
+from domino_jax.data.chat import TextCodec, adds_a_space
 from domino_jax.decoding.text_stream import TextStream
-from tests.helpers.chat import turns
+from tests.helpers.chat import encode_prompt, encode_training_row, turns
 
 LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzHNSYRU .,?!:|<>/\n▁"))
 TEMPLATE = (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.evals.near_ties import near_tie_limit
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.pair import Pair
@@ -59,7 +59,7 @@ def shallow(parity: str) -> SmallGenerator:
 def prompts(count: int) -> list[list[int]]:
     tokenizer = hf.load_tokenizer(ASSETS / "tiny_qwen3")
     lines = (ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl").read_text().splitlines()[:count]
-    return [encode_prompt(tokenizer, json.loads(line), False, "prompt") for line in lines]
+    return [TextCodec(tokenizer, False).encode(json.loads(line), "prompt") for line in lines]
 
 
 def generator(batch: int, sampling: SamplingParams, **choices) -> SmallGenerator:

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import tiny
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import TextCodec
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.generate import new_generator
@@ -26,7 +26,7 @@ def test_tau_of_the_chain_and_of_a_tree(temperature):
     target = load_target(config.target.path, settings.dtype)
     models = load_models(target, config.drafter.path)
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts)
-    prompts = [encode_prompt(target.tokenizer, row, settings.thinking, row["id"]) for row in rows]
+    prompts = [TextCodec(target.tokenizer, settings.thinking).encode(row) for row in rows]
 
     def tau(mode, nodes=16):
         config.decode.tree.nodes = nodes

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from domino_jax.data.chat import TextCodec, training_rows
+
 TEMPLATE = r"""
 {%- macro turn(role) %}{{ '<|im_start|>' + role + '\n' }}{% endmacro %}
 {%- set asked = namespace(last=messages|length - 1) %}
@@ -54,3 +56,12 @@ def marked(tokenizer, row):
 
 def turns(*texts):
     return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def encode_prompt(tokenizer, row, thinking, today=False):
+    return TextCodec(tokenizer, thinking, today).encode(row, "prompt row")
+
+
+def encode_training_row(tokenizer, row, thinking, where="training row"):
+    """The last row of a conversation."""
+    return training_rows(tokenizer, row, thinking, where)[-1]()

@@ -8,8 +8,6 @@ import jax
 import pytest
 
 from domino_jax import decode
-from domino_jax.evals import run
-from domino_jax.evals.run_files import RunFiles
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
@@ -20,16 +18,6 @@ def test_a_chat_in_several_processes_is_refused_before_anything_is_loaded(monkey
     argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", "--interactive"]
     with pytest.raises(DominoError, match="--interactive reads one terminal, but there are 2 processes"):
         decode.main(cli.parse(argv, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")))
-
-
-def test_a_decoding_is_not_continued_by_several_processes(tmp_path, monkeypatch):
-    with RunFiles(tmp_path, {}) as files:
-        run.refuse_continuation(files)
-        files.append({"rows": []})
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(run, "from_primary", lambda work: work())
-    with RunFiles(tmp_path, {}) as files, pytest.raises(DominoError, match="--output"):
-        run.refuse_continuation(files)
 
 
 # The command, which blocks in C in its second group, as in a compilation.
