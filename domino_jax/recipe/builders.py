@@ -104,22 +104,6 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
     Raises:
         DominoError: values that do not fit together or the target.
     """
-    try:
-        return _drafter_config(config, target, mask_token_id)
-    except DataError as error:  # as of a damaged file; here it is the recipe that has to change
-        keys = keys_of_fields(config)
-        change = f"\nChange --config.{keys[error.field]}." if error.field in keys else ""
-        raise DominoError(f"{error}{change}") from error
-
-
-def keys_of_fields(config) -> dict[str, str]:
-    """{field of the drafter's config: the recipe's key}."""
-    head = config.drafter.head
-    keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *CONFIGS}}
-    return keys | {field: f"drafter.{head}.{name}" for field, (name, _) in keyed_fields(CONFIGS[head]).items()}
-
-
-def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:
     choices = config.drafter
     shared = {
         "num_layers": choices.num_layers,
@@ -134,7 +118,19 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
     drafter = CONFIGS[choices.head]
     if not drafter.has_backbone:
         shared = {name: value for name, value in shared.items() if name in drafter.reads}
-    return drafter.for_target(target, **{**drafter.new, **shared, **drafter.recipe_fields(config)})
+    try:
+        return drafter.for_target(target, **{**drafter.new, **shared, **drafter.recipe_fields(config)})
+    except DataError as error:  # as of a damaged file; here it is the recipe that has to change
+        keys = keys_of_fields(config)
+        change = f"\nChange --config.{keys[error.field]}." if error.field in keys else ""
+        raise DominoError(f"{error}{change}") from error
+
+
+def keys_of_fields(config) -> dict[str, str]:
+    """{field of the drafter's config: the recipe's key}."""
+    head = config.drafter.head
+    keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *CONFIGS}}
+    return keys | {field: f"drafter.{head}.{name}" for field, (name, _) in keyed_fields(CONFIGS[head]).items()}
 
 
 def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:

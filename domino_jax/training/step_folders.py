@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from domino_jax.runtime.errors import DataError, first_line
-from domino_jax.runtime.json_files import parse_json, write_json
+from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.remote import move_folder
 from domino_jax.training import manifest
 
@@ -127,14 +127,8 @@ class StepFolders:
         return max(alike, key=lambda mark: (mark.tau, mark.step), default=None)
 
     def _marks(self) -> list[Mark]:
-        try:
-            stored = parse_json((self.root / TAU).read_bytes())
-            return [Mark(int(step), float(entry["tau"]), str(entry[WITH])) for step, entry in stored.items()]
-        except FileNotFoundError:
-            return []
-        except (ValueError, AttributeError, TypeError, LookupError) as error:
-            self._report(f"warning: {self.root / TAU} is unreadable ({first_line(error)}): the best step is unknown")
-            return []
+        stored = read_json(self.root / TAU) if (self.root / TAU).exists() else {}
+        return [Mark(int(step), entry["tau"], entry[WITH]) for step, entry in stored.items()]
 
     # ---------------------------------------------------------------- names
 
