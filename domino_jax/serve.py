@@ -83,21 +83,18 @@ def main(flags: cli.Flags) -> None:
         print(f"warning: {host} can be reached from other machines{without}.", flush=True)
     engine.start()
     server.run(sockets=[listener])
-    leave(engine, KeyboardInterrupt() if server.interrupted else engine.failure)
+    leave(KeyboardInterrupt() if server.interrupted else engine.failure)
 
 
-def leave(engine, failure: BaseException | None) -> None:
-    """Ends the command, at once where Python would wait for a compilation, which nothing can end."""
-    if engine.compiling() or (engine.is_alive() and engine.failure is None):
-        code = 130 if isinstance(failure, KeyboardInterrupt) else 1 if failure else 0
-        if isinstance(failure, DominoError):
-            code = cli.report(failure)
-        elif code == 1:
-            traceback.print_exception(failure)
-        sys.stdout.flush()
-        os._exit(code)
-    if failure:
-        raise failure
+def leave(failure: BaseException | None) -> None:
+    """Ends the command at once: at its own end Python would wait for a compilation, which nothing can end."""
+    code = 130 if isinstance(failure, KeyboardInterrupt) else 1 if failure else 0
+    if isinstance(failure, DominoError):
+        code = cli.report(failure)
+    elif code == 1:
+        traceback.print_exception(failure)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def settings_of(flags: cli.Flags) -> DecodeSettings:

@@ -62,16 +62,16 @@ class Rehearsal(Programs):
         fields = {field.name: getattr(programs, field.name) for field in dataclasses.fields(Programs)}
         return cls(**fields | {"controllers": {}}, missing=missing)
 
-    def run(self, clock: Clock, program: Program) -> tuple[Any, float]:
+    def run(self, clock: Clock, program: Program) -> Any:
         if program.key in self.compiled:
-            return shapes(self.compiled[program.key].out_info), 0.0
+            return shapes(self.compiled[program.key].out_info)
         if self.missing is None:
             raise Missing(program)
         if program.key not in self.missing:
             with self.exact():
                 program = program._replace(arguments=shapes(program.arguments))
                 self.missing[program.key] = program, self.result(program)
-        return self.missing[program.key][1], 0.0
+        return self.missing[program.key][1]
 
     def at_hand(self, program: Program) -> bool:
         return self.missing is not None or program.key in self.compiled
@@ -132,18 +132,6 @@ class BackgroundGenerator(Generator):
         """Compiles programs at once, and returns when the last one is compiled."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(functools.partial(self._compile_on, jax.sharding.get_mesh()), programs))
-
-    def search(self, find: Callable[[], Program | None]) -> Future:
-        """Whether `find`, which runs on the other thread, gives a program; this is then demanded."""
-
-        def demand_next(mesh: Mesh) -> bool:
-            with jax.set_mesh(mesh):
-                program = find()
-                return bool(program and self.demand(program))
-
-        future = self.pool.submit(demand_next, jax.sharding.get_mesh())
-        future.add_done_callback(self._report)
-        return future
 
     def _report(self, future: Future) -> None:
         if not future.cancelled() and (error := future.exception()):

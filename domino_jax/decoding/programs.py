@@ -25,6 +25,7 @@ from domino_jax.runtime.environment import mappings_in_use
 from domino_jax.runtime.errors import DominoError
 
 SMALLEST_BUCKET = 16
+PREFILLS = ("prefill", "empty", "admit", "keep")  # programs whose time is that of prefills
 FULL = 0.75  # share of the memory mappings that may be in use; a program of 24 layers on a CPU needs 1 %
 
 
@@ -34,7 +35,6 @@ class Clock:
 
     decode_tokens: without each row's first token, the prefill's.  drafts: that the rounds offered to the target.
     widths, exploring_seconds: where the width is adaptive, rounds by their drafts, and what exploring cost.
-    prefix_waits: texts that were not stored or not started from because the program for it was not compiled yet.
     """
 
     prefill_seconds: float = 0.0
@@ -43,7 +43,6 @@ class Clock:
     decode_tokens: int = 0
     drafts: int = 0
     exploring_seconds: float = 0.0
-    prefix_waits: int = 0
     widths: dict[str, int] = dataclasses.field(default_factory=Counter)
 
     def __post_init__(self):
@@ -145,13 +144,10 @@ class Programs:
         self, models: Pair, state: DecodeState, mode: str, max_rounds: int, clock: Clock | None = None, **limits
     ) -> DecodeState:
         """Up to max_rounds rounds in one `dispatch`, compiled if needed; the state passed in is donated."""
-        clock = clock or Clock()
-        state, seconds = self.run(clock, self.dispatch(models, state, mode, max_rounds, **limits))
-        clock.decode_seconds += seconds
-        return state
+        return self.run(clock or Clock(), self.dispatch(models, state, mode, max_rounds, **limits))
 
-    def run(self, clock: Clock, program: Program) -> tuple[Any, float]:
-        """(its result, seconds); a program that is not compiled yet is compiled first."""
+    def run(self, clock: Clock, program: Program) -> Any:
+        """The result of a program, which is compiled first if it is not yet."""
         mesh, arguments = jax.sharding.get_mesh(), program.arguments
         if not mesh.empty:
             arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
@@ -165,7 +161,9 @@ class Programs:
             clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         result = jax.block_until_ready(compiled(*arguments))
-        return result, time.perf_counter() - begin
+        part = "prefill_seconds" if program.key[0] in PREFILLS else "decode_seconds"
+        setattr(clock, part, getattr(clock, part) + time.perf_counter() - begin)
+        return result
 
     def jitted(self, program: Program) -> Any:
         layout = (

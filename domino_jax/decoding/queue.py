@@ -4,11 +4,11 @@ while queue.busy():
     queue.step(rounds)
 """
 
+import functools
 import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
 from domino_jax.decoding.programs import Clock, Program, Programs
 from domino_jax.decoding.requests import QueuedRequest
 from domino_jax.decoding.row_programs import admit_program, empty_program, keep_program, resize_state
-from domino_jax.decoding.settings import TREE
 from domino_jax.decoding.width import PROBE, Choice, Dispatch
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Pair
@@ -118,14 +117,18 @@ class Queue:
         if self.history and started and (self.state is None or shape.rows == 1):
             self.history.new_text()
         self._sample_by(self.kind)
-        if self.state is None and not self.open:
+        groups = [started[first : first + shape.together] for first in range(0, len(started), shape.together)]
+        if self.state is None and (shape.rows == 1 or not self.open):
             self.state = self.prefill([self.rows[row] for row in started], shape.rows)
-            self._resize(shape, list(range(shape.rows)))
-        else:
-            if self.state:
-                self._resize(shape, staying)
-            for first in range(0, len(started), shape.together):
-                self._put(started[first : first + shape.together], shape)
+            groups, staying = [], list(range(shape.rows))
+        if self.state and self.shape()[:2] != shape[:2]:
+            run = functools.partial(self.generator.run, self.clock)
+            self.state = resize_state(self.state, shape.rows, shape.slots, staying, run, self.generator.delete)
+        for rows in groups:
+            fresh = self.prefill([self.rows[row] for row in rows], len(rows))
+            if self.state is None:
+                self.state = self.generator.run(self.clock, empty_program(fresh, shape.rows, shape.slots))
+            self.state = self.generator.run(self.clock, admit_program(self.state, fresh, rows))
         if self.open:
             self._sample_by(self._rounds_kind())
         return [self.rows[row] for row in started]
@@ -144,11 +147,11 @@ class Queue:
             choices = () if self.general else (self.controller.choose(self.history, len(self.rows)), self.history.used)
             at_hand = (option for option in choices if option and self.generator.at_hand(self._rounds(rounds, option)))
             choice = next(at_hand, Choice(self.controller.widths[-1], PROBE))
-        compiled = clock.compile_seconds
-        self.state, seconds = self.generator.run(clock, self._rounds(rounds, choice))
-        clock.decode_seconds += seconds
+        compiled, begin = clock.compile_seconds, clock.decode_seconds
+        self.state = self.generator.run(clock, self._rounds(rounds, choice))
         if choice:
-            self.last_dispatch = Dispatch(choice, len(self.rows), seconds, timed=clock.compile_seconds == compiled)
+            seconds, timed = clock.decode_seconds - begin, clock.compile_seconds == compiled
+            self.last_dispatch = Dispatch(choice, len(self.rows), seconds, timed)
 
     def _rounds(self, rounds: int, choice: Choice | None) -> Program:
         idle = self._limits().idle(len(self.rows), len(self.waiting))
@@ -170,10 +173,7 @@ class Queue:
             emitted += fresh[: len(fresh) - bool(done[row])]  # the end of an answer cuts its last round
             longest = max(longest, len(fresh))
             self.clock.decode_tokens += len(request.token_ids) - max(before, 1)
-            drafts, end = int(drafted[row]) - request.drafted, counts[row]
-            self.clock.drafts += drafts
-            one_round = len(fresh) == 1 and self.mode != TREE
-            request.rejected = tokens[row, end : end + drafts + 1 - fresh[0]].tolist() if one_round else ()
+            self.clock.drafts += int(drafted[row]) - request.drafted
             request.length, request.drafted = int(lengths[row]), int(drafted[row])
             if done[row]:
                 stopped = request.token_ids[-1] in np.asarray(self.generator.stop_ids)
@@ -232,9 +232,7 @@ class Queue:
                 program = shorter
             else:
                 first.cached = 0
-                self.clock.prefix_waits += 1
-        state, seconds = self.generator.run(self.clock, program)
-        self.clock.prefill_seconds += seconds
+        state = self.generator.run(self.clock, program)
         return state.replace(sampling=state.sampling.replace(kind=self.kind)) if self.open else state
 
     def _prompt_sizes(self, length: int) -> tuple[int, int]:
@@ -256,44 +254,13 @@ class Queue:
         request.cached = cached if cached >= SHORTEST else 0
         return earlier if request.cached else None
 
-    def _put(self, rows: Sequence[int], shape: BatchShape) -> None:
-        """The requests of these rows, in place of those that are done; the first ones make an open queue's batch."""
-        fresh = self.prefill([self.rows[row] for row in rows], len(rows))
-        if self.state is None and shape[:2] == (1, slots_of(fresh.target_cache)):
-            self.state = fresh
-            return
-        if self.state is None:
-            self.state, _ = self.generator.run(self.clock, empty_program(fresh, shape.rows, shape.slots))
-        self.state, seconds = self.generator.run(self.clock, admit_program(self.state, fresh, rows))
-        self.clock.prefill_seconds += seconds
-
-    def _resize(self, shape: BatchShape, staying: Sequence[int]) -> None:
-        """Changes batch and caches to this shape. staying: the old rows that are taken over."""
-
-        def run(program: Program) -> Any:
-            result, seconds = self.generator.run(self.clock, program)
-            self.clock.decode_seconds += seconds
-            return result
-
-        if self.shape()[:2] != shape[:2]:
-            self.state = resize_state(self.state, shape.rows, shape.slots, staying, run, self.generator.delete)
-
     def store(self, row: int, request: QueuedRequest) -> None:
-        """Stores the caches of a row that is done, cut to its text; without memory for it, frees all that are stored:
-        the complete answer must not fail because of a copy that only later prompts need."""
+        """Stores the caches of a row that is done, cut to its text."""
         program = keep_program(self.state, row, self.generator.slots(request.length))
-        if not self.generator.at_hand(program):
-            self.clock.prefix_waits += 1
-            return
-        try:
-            caches, _ = self.generator.run(self.clock, program)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            self.prefixes.clear()
-            return
-        text = np.array([*request.prompt, *request.token_ids][: request.length], np.int32)
-        self.prefixes.add(CachedText(text, *caches))
+        if self.generator.at_hand(program):
+            caches = self.generator.run(self.clock, program)
+            text = np.array([*request.prompt, *request.token_ids][: request.length], np.int32)
+            self.prefixes.add(CachedText(text, *caches))
 
 
 def whole_answers(generator: Programs, requests: Sequence[QueuedRequest]) -> int:

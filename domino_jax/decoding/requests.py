@@ -34,7 +34,6 @@ class QueuedRequest:
     token_ids, accept_lengths, finish_reason: of Generation; finish_reason is None until the end.
     length: committed tokens, the prompt's included.  drafted: drafts verified so far.
     cached: tokens of the prompt whose keys and values were taken from an earlier text.
-    rejected: drafts of the last dispatch that were not emitted, if it was one round of a chain.
     admitted: when it got a row (time.perf_counter).
     """
 
@@ -46,7 +45,6 @@ class QueuedRequest:
     length: int = 0
     drafted: int = 0
     cached: int = 0
-    rejected: Sequence[int] = ()
     admitted: float = 0.0
 
 

@@ -62,29 +62,12 @@ def chat(
             return
         messages.append({"role": "user", "content": line})
         try:
-            if turns and (dropped := drop_oldest(decoder, messages)):
-                console.print(
-                    f"The conversation no longer fits; its oldest turns are left out from here on: {dropped}."
-                )
+            if turns and not decoder.fits(messages) and decoder.fits(messages[-1:]):
+                console.print("The conversation no longer fits; it begins again with this message.")
+                messages = messages[-1:]
             answer = show(decoder, messages if turns else line, mode, console, **sampling)
         except DataError as error:
             console.print(str(error), highlight=False, soft_wrap=True)
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
-
-
-def drop_oldest(decoder: Decoder, messages: list[dict[str, str]]) -> int:
-    """Removes the fewest of the oldest turns from `messages` that let the rest fit; returns their number.
-
-    A system message at the front and the newest message stay. Nothing is removed if these two alone do not fit.
-    """
-    first = int(messages[0]["role"] == "system")
-    rest, turns = list(messages), 0
-    while not decoder.fits(rest):
-        if len(rest) <= first + 1:
-            return 0
-        del rest[first : first + 2]
-        turns += 1
-    messages[:] = rest
-    return turns

@@ -8,7 +8,7 @@ Now and then a dispatch explores another width, because the text or the machine 
 seconds against the width in use, none explores for L / SHARE seconds.
 """
 
-import copy
+import dataclasses
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ SHARE = 0.015  # of the time is lost to exploring, at most
 FIRST = 0.1  # seconds of a width's first dispatch, within the rounds below: each return to the host costs time
 LONGEST, PROBE = 32, 4  # the most and the fewest rounds of a dispatch; one that explores has the fewest
 MARGIN = 1.02  # by how much another width must be faster to replace the one in use
-CALIBRATED = 2  # plain steps are timed this often once they may be half as fast as drafts, whatever that costs
 UNTRIED = 0.9  # a width that has not run, and may have to be compiled, is explored from this share of the best rate on
 SLOPE = 1 / 8  # cost of a draft in plain steps, until two widths are timed
 TEXT_MEMORY, DRAFTER_MEMORY = 64, 1_000  # tokens of a row, and rounds, after which 1/e of the evidence is left
@@ -46,24 +45,15 @@ class Dispatch(NamedTuple):
     timed: bool = True
 
 
-class Evidence:
-    """Drafts by position that were reached, and those of them that were not accepted: float [2, M]; old ones fade."""
-
-    def __init__(self, places: int, failure: float = 0.0, trials: float = 0.0):
-        self.counts = trials * np.array([[1.0], [failure]]) * np.ones(places)
-
-    def add(self, reached: np.ndarray, fade: float, places: int | None = None) -> None:
-        """reached: float [N+1], how many rounds emitted more than 0, 1, … tokens. places: how many positions fade."""
-        self.counts[:, :places] *= fade
-        self.counts[:, : len(reached) - 1] += reached[:-1], reached[:-1] - reached[1:]
-
-
-class TextHistory(Evidence):
+@dataclasses.dataclass
+class TextHistory:
     """The evidence about the text of one request, or of one batch of several rows.
 
+    counts: float [2, M], drafts by position that were reached, and those of them that were not accepted; old ones fade.
     tokens: of a row since the last drafts.  used: the last dispatch that did not explore.
     """
 
+    counts: np.ndarray
     tokens: float = 0.0
     used: Choice | None = None
 
@@ -73,7 +63,7 @@ class TextHistory(Evidence):
         After a request that ended with plain steps it is assumed to be average: plain steps are no evidence, so a wrong
         choice of them would never be corrected.
         """
-        self.counts *= CARRIED if self.used and self.used.drafts else 0.0
+        self.counts = self.counts * (CARRIED if self.used and self.used.drafts else 0.0)
         self.used = None
 
 
@@ -86,12 +76,12 @@ class WidthController:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=5))
         self._last_run: dict[tuple[int, int], float] = {}
         self._next_probe = 0.0
-        self._drafter = Evidence(self.widths[-1], PRIOR_FAILURE, PRIOR_TRIALS)
-        self._last = TextHistory(self.widths[-1])
+        self._drafter = PRIOR_TRIALS * np.array([[1.0], [PRIOR_FAILURE]]) * np.ones(self.widths[-1])
+        self._last = TextHistory(np.zeros((2, self.widths[-1])))
 
     def new_history(self) -> TextHistory:
         """For a request, or a batch, with the evidence of the last one; new_text begins it."""
-        self._last = copy.deepcopy(self._last)
+        self._last = dataclasses.replace(self._last, counts=self._last.counts.copy())
         return self._last
 
     def choose(self, history: TextHistory, rows: int) -> Choice:
@@ -104,8 +94,14 @@ class WidthController:
         best, used = max(rates, key=rates.get), history.used
         if used and rates[best] < MARGIN * rates[used.drafts]:
             best = used.drafts
-        if (drafts := self._probed(rows, rates, best)) is not None:
-            return Choice(drafts, PROBE, 1 / rates[best])
+        # The faster and the longer ago its last run, the more another width is worth exploring.
+        worth = {
+            drafts: rate * (self.seconds - self._last_run.get((rows, drafts), 0.0))
+            for drafts, rate in rates.items()
+            if drafts != best and ((rows, drafts) in self._last_run or rate >= UNTRIED * rates[best])
+        }
+        if worth and self.seconds >= self._next_probe:
+            return Choice(max(worth, key=worth.get), PROBE, 1 / rates[best])
         rounds = 2 * used.rounds if used and used.drafts == best else int(FIRST / times[best])
         return Choice(best, min(max(rounds, PROBE), LONGEST))
 
@@ -132,27 +128,16 @@ class WidthController:
         history.tokens += rounds * mean
         if choice.drafts and emitted.size:
             reached = np.array([(emitted > place).sum() for place in range(choice.drafts + 1)], float)
-            history.add(reached, np.exp(-history.tokens / TEXT_MEMORY))
-            self._drafter.add(reached, np.exp(-reached[0] / DRAFTER_MEMORY), choice.drafts)
+            history.counts *= np.exp(-history.tokens / TEXT_MEMORY)
+            self._drafter[:, : choice.drafts] *= np.exp(-reached[0] / DRAFTER_MEMORY)
+            for counts in (history.counts, self._drafter):
+                counts[:, : choice.drafts] += reached[:-1], reached[:-1] - reached[1:]
             history.tokens = 0.0
         return lost
 
-    def _probed(self, rows: int, rates: dict[int, float], best: int) -> int | None:
-        """The width to explore, if it is time for one."""
-        if best and rates.get(0, 0.0) > rates[best] / 2 and len(self._times[rows, 0]) < CALIBRATED:
-            return 0
-        ran = {drafts: self._last_run.get((rows, drafts)) for drafts in rates if drafts != best}
-        # The faster and the longer ago its last run, the more a width is worth exploring.
-        worth = {
-            drafts: rates[drafts] * (self.seconds - (last or 0.0))
-            for drafts, last in ran.items()
-            if last is not None or rates[drafts] >= UNTRIED * rates[best]
-        }
-        return max(worth, key=worth.get) if worth and self.seconds >= self._next_probe else None
-
     def _tokens(self, text: np.ndarray) -> np.ndarray:
         """Expected tokens of a round, float [M+1], by its drafts."""
-        (trials, failures), average = text, self._drafter.counts[1] / self._drafter.counts[0]
+        (trials, failures), average = text, self._drafter[1] / self._drafter[0]
         prior = TEXT_TRIALS * average[0]
         ratio = (failures.sum() + prior) / (trials @ average + prior)
         pooled = (failures.sum() + prior) / (trials.sum() + TEXT_TRIALS)
@@ -164,8 +149,8 @@ class WidthController:
     def _round_seconds(self, rows: int) -> dict[int, float]:
         """Seconds of a round by width; {} before any was timed."""
         # What disturbs a machine only adds time, so the lower one of two middle values.
-        timed = {drafts: statistics.median_low(self._times[rows, drafts] or [0.0]) for drafts in self.widths}
-        timed = {drafts: seconds for drafts, seconds in timed.items() if seconds}
+        medians = {key: statistics.median_low(times) for key, times in self._times.items()}
+        timed = {drafts: medians[rows, drafts] for drafts in self.widths if (rows, drafts) in medians}
         if not timed:
             return {}
         (drafts, seconds), *others = timed.items()

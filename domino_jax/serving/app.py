@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -28,8 +29,6 @@ from domino_jax.serving.requests import AnswerPart, Refusal, ServedRequest
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
 MOST_BYTES = 4 << 20  # of a body
-BODY_SECONDS = 30.0  # in which a body has to arrive
-SLACK = 30.0  # seconds that a client has to read an answer after the engine's limit
 IDLE_SECONDS = 30  # in which the next request of a connection has to come
 GRACE_SECONDS = 10  # in which clients have to read the end of their answers after SIGTERM
 PATHS = "this server has /v1/chat/completions, /v1/completions and /v1/models, and no Responses API"
@@ -87,7 +86,9 @@ class Server:
         exchange = Exchange(self.engine, requests, chat)
         exchange.submit()
         if requests[0].stream:
-            return Events(exchange)
+            choices = {"media_type": "text/event-stream", "headers": {"Cache-Control": "no-cache"}}
+            # The background task also runs when the client has left.
+            return StreamingResponse(exchange.events(), background=BackgroundTask(exchange.cancel), **choices)
         texts = asyncio.ensure_future(exchange.texts())
         left = asyncio.ensure_future(request.receive())  # the body is read: next comes the end of the connection
         try:
@@ -109,9 +110,8 @@ class Exchange:
         self.loop, name = asyncio.get_running_loop(), f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         for index, part in enumerate(body):
             answer = Answer(part, chat, engine.served, index, name)
-            choices = {"mode": part.mode, "shows_drafts": part.stream and part.drafts}
             deliver = functools.partial(self._deliver, answer)
-            self.requests[answer] = ServedRequest(part.prompt, part.request, deliver=deliver, **choices)
+            self.requests[answer] = ServedRequest(part.prompt, part.request, mode=part.mode, deliver=deliver)
 
     def _deliver(self, answer: Answer, part: AnswerPart) -> None:
         """On the engine's thread."""
@@ -172,23 +172,6 @@ class Exchange:
         yield "data: [DONE]\n\n"
 
 
-class Events(StreamingResponse):
-    """The stream of an exchange, which is given up when the client leaves or does not read."""
-
-    def __init__(self, exchange: Exchange):
-        super().__init__(exchange.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.exchange = exchange
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            async with asyncio.timeout(self.exchange.engine.timeout + SLACK):
-                await super().__call__(scope, receive, send)
-        except TimeoutError:
-            return  # uvicorn closes the connection
-        finally:
-            self.exchange.cancel()
-
-
 class Json(JSONResponse):
     """In ASCII, which can hold any text."""
 
@@ -202,16 +185,12 @@ def line(value: dict[str, Any]) -> str:
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises Refusal for a body that is too long or too slow."""
+    """Raises Refusal for a body that is too long."""
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise Refusal(f"the body has more than {MOST_BYTES} bytes.", 413)
-    except TimeoutError:
-        raise Refusal(f"the body did not arrive in {BODY_SECONDS:g} seconds.", 408) from None
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise Refusal(f"the body has more than {MOST_BYTES} bytes.", 413)
     return bytes(body)
 
 
@@ -220,7 +199,7 @@ async def on_refusal(request: Request, refusal: Refusal) -> Response:
         text = f"{request.method} {request.url.path[:200]}: {refusal.status}, {refusal}"
         LOG.warning("%s", "".join(letter if letter.isprintable() else " " for letter in text))
     # Not for 413: uvicorn reads the rest of the body, so that a client that still sends gets the answer.
-    headers = {408: {"Connection": "close"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
     return Json(refusal.body, refusal.status, headers.get(refusal.status))
 
 

@@ -1,7 +1,6 @@
 """The engine thread: requests of all connections through one queue per mode."""
 
 import contextlib
-import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -48,9 +47,7 @@ class Engine(threading.Thread):
         self.ended: Callable[[], None] = lambda: None
         self.metrics = metrics or Metrics()
         self._load, self._most_waiting, self.timeout = load, most_waiting, timeout
-        self._requests: set[ServedRequest] = set()
-        self._arrived: list[ServedRequest] = []
-        self._held: list[ServedRequest] = []  # which wait for a program
+        self._requests: dict[ServedRequest, None] = {}  # in the order of their arrival
         self._cancelled: list[ServedRequest] = []
         self._changed = threading.Condition()
         self._queues: dict[str, Queue] = {}
@@ -68,8 +65,7 @@ class Engine(threading.Thread):
                 raise Refusal(f"the server is {self.status}.", 503)
             if len(self._requests) >= self._most_waiting + self.served.generator.settings.batch_size:
                 raise Refusal("too many requests wait; try again later.", 429)
-            self._requests.add(request)
-            self._arrived.append(request)
+            self._requests[request] = None
             self._changed.notify()
 
     def cancel(self, request: ServedRequest) -> None:
@@ -97,19 +93,19 @@ class Engine(threading.Thread):
             with self._load() as self.served:
                 self._generator = BackgroundGenerator(**vars(self.served.generator), after_each=self._wake)
                 mode = self.served.modes[-1]
-                readiness = Readiness(self._generator, self.served.models, mode)
+                readiness = Readiness(self._generator, self.served.models)
                 readiness.warm_up(self._new_queue(mode))
                 self.served.prefixes.clear()
                 self._queues = {mode: self._new_queue(mode) for mode in self.served.modes}
                 with self._changed:
                     self.status = READY if self.status == LOADING else self.status
-                while self._take_messages(readiness.compile_likely()):
-                    for requests, error in readiness.failures(self._held):
-                        self._fail(requests, Refusal(first_line(error), 500))
-                    for request in filter(readiness.serves, self._held):
-                        self._queues[request.mode].add(request)
-                        request.queued = True
-                    self._held = [request for request in self._held if not request.queued]
+                while self._take_messages():
+                    for request in self._held():
+                        if error := request.awaited and request.awaited.done() and request.awaited.exception():
+                            self._fail([request], Refusal(first_line(error), 500))
+                        elif readiness.serves(request):
+                            self._queues[request.mode].add(request)
+                            request.queued = True
                     for mode in self._queues:
                         self._step(mode)
         except BaseException as failure:
@@ -122,7 +118,11 @@ class Engine(threading.Thread):
             self.ended()
 
     def _running(self) -> int:
-        return sum(len(queue.live()) for queue in self._queues.values())
+        return sum(request.admitted > 0 for request in list(self._requests))
+
+    def _held(self) -> list[ServedRequest]:
+        """The requests that are not in a queue, because they have just arrived or wait for a program."""
+        return [request for request in list(self._requests) if not request.queued]
 
     def _new_queue(self, mode: str) -> Queue:
         return Queue(self._generator, self.served.models, mode, prefixes=self.served.prefixes)
@@ -131,17 +131,16 @@ class Engine(threading.Thread):
         with self._changed:
             self._changed.notify()
 
-    def _take_messages(self, compiles: bool) -> bool:
-        """Waits for work; False when there will be none. compiles: more programs are to be compiled."""
+    def _take_messages(self) -> bool:
+        """Waits for work; False when there will be none."""
         with self._changed:
             working = any(queue.busy() for queue in self._queues.values())
-            if not (working or self._arrived or self._cancelled):
+            working |= any(not request.awaited or request.awaited.done() for request in self._held())
+            if not (working or self._cancelled):
                 if self.status == DRAINING and not self._requests:
                     return False
-                self._changed.wait(PAUSE if self._requests or compiles else None)
-            arrived, self._arrived = self._arrived, []
+                self._changed.wait(PAUSE if self._requests else None)
             cancelled, self._cancelled = self._cancelled, []
-        self._held += arrived
         for request in cancelled:
             self._forget(request)
         due = time.perf_counter() - self.timeout
@@ -154,7 +153,7 @@ class Engine(threading.Thread):
         if not queue.busy():
             return
         try:
-            before, queue.general = copy.deepcopy(queue.clock), False
+            queue.general = False
             # Its own size if the programs for it are there, and those for the way back.
             if not queue.settled() and (program := first_missing(queue, False, True)):
                 self._generator.demand(program)
@@ -162,13 +161,9 @@ class Engine(threading.Thread):
             if queue.admit():  # the first token is there before any round
                 self._deliver(queue, 0.0)
             if queue.live():
-                drafts_shown = any(request.shows_drafts for request in queue.live().values())
-                queue.advance(1 if drafts_shown else ROUNDS)
-                self._deliver(queue, queue.clock.decode_seconds - before.decode_seconds)  # without compilation
-                self.metrics.exploring.inc(queue.clock.exploring_seconds - before.exploring_seconds)
-                for drafts, rounds in (queue.clock.widths - before.widths).items():
-                    self.metrics.rounds.labels(drafts).inc(rounds)
-            self.metrics.prefix_waits.inc(queue.clock.prefix_waits - before.prefix_waits)
+                before = queue.clock.decode_seconds
+                queue.advance(ROUNDS)
+                self._deliver(queue, queue.clock.decode_seconds - before)  # without compilation
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -194,5 +189,4 @@ class Engine(threading.Thread):
         if request.queued and not request.finish_reason and self.failure is None:
             self._queues[request.mode].drop(request)
         with self._changed:
-            self._requests.discard(request)
-            self._held = [other for other in self._held if other is not request]
+            self._requests.pop(request, None)

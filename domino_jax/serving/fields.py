@@ -13,7 +13,7 @@ from domino_jax.runtime.errors import quote
 NUMBER, TEXTS = (int, float), (str, list)
 _SUPPORTED = {
     **dict.fromkeys(("model", "mode", "reasoning_effort"), str),
-    **dict.fromkeys(("stream", "rounds", "drafts", "ignore_eos", "return_token_ids"), bool),
+    **dict.fromkeys(("stream", "rounds", "ignore_eos", "return_token_ids"), bool),
     **dict.fromkeys(("max_tokens", "min_tokens", "seed", "top_k"), int),
     **dict.fromkeys(("temperature", "top_p", "min_p"), NUMBER),
     **{"stream_options": dict, "stop": TEXTS},

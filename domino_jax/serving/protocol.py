@@ -41,7 +41,7 @@ MOST_PROMPTS = 1_024  # of a body
 class BodyRequest:
     """A request for one prompt, as a body states it.
 
-    rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected.
+    rounds: the stream also has each token's round.
     continuous_usage: every chunk of the stream has the usage so far.
     return_token_ids: the answer also has the ids of its tokens and of the prompt's, where vLLM has them.
     """
@@ -53,7 +53,6 @@ class BodyRequest:
     stream: bool
     include_usage: bool
     rounds: bool
-    drafts: bool
     continuous_usage: bool
     return_token_ids: bool
 
@@ -97,7 +96,7 @@ def read_request(raw: dict[str, Any], chat: bool, served: ServedModel) -> BodyRe
         served.generator.check_prompt(prompt, "the request", request)
     except DominoError as error:
         raise Refusal(str(error)) from error
-    chosen = {name: fields.get(name, False) for name in ("stream", "rounds", "drafts", "return_token_ids")}
+    chosen = {name: fields.get(name, False) for name in ("stream", "rounds", "return_token_ids")}
     usage, continuous = (options.get(name, False) for name in ("include_usage", "continuous_usage_stats"))
     chosen |= {"include_usage": usage, "continuous_usage": usage and continuous}
     return BodyRequest(prompt, request, mode, stop, **chosen)
@@ -196,8 +195,7 @@ class Answer:
         self.times: dict[str, float] = {}
         self.finish_reason: str | None = None
         self.cut: AnswerPart | None = None
-        self._tokenizer, self._stream, self._held = served.tokenizer, TextStream(served.tokenizer), ""
-        self._started = False
+        self._stream, self._held, self._started = TextStream(served.tokenizer), "", False
 
     def add(self, part: AnswerPart) -> list[str]:
         """The text that each of the part's tokens makes certain, up to a stop string."""
@@ -270,9 +268,7 @@ class Answer:
         if not part.accept_lengths:  # plain decoding: each token is a round
             places = [(number - (part.seconds == 0), False) for number in range(len(part.token_ids))]
         tokens = [[text, *place] for text, place in zip(texts, places, strict=True)]
-        rejected = [self._tokenizer.decode([draft]) for draft in part.rejected]
-        counts = {"rounds": part.accept_lengths, "drafted": part.drafted, "seconds": part.seconds}
-        return {"tokens": tokens, "rejected": rejected, **counts}
+        return {"tokens": tokens, "rounds": part.accept_lengths, "drafted": part.drafted, "seconds": part.seconds}
 
     def totals(self) -> dict[str, Any]:
         """The usage, and the acceptance and the times where vLLM has them: AIPerf and `vllm bench serve` read them."""

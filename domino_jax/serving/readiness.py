@@ -1,21 +1,14 @@
 """Which requests the compiled programs serve. Any other request would stop its queue for a compilation.
 
 General programs (Queue.general) depend on a request's mode, the size of its prompt and the kind of its sampling. The
-usual ones are compiled before the server is ready, and others when a request needs them. After that come the programs
-that chats need next, whenever no other one is compiled.
+usual ones are compiled before the server is ready, and others when a request needs them.
 """
-
-import copy
-import itertools
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 
 from domino_jax.decoding.background import BackgroundGenerator, Rehearsal, first_missing
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.prefill import open_kind
-from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Program
-from domino_jax.decoding.queue import LEAST_PART, Queue
+from domino_jax.decoding.queue import Queue
 from domino_jax.decoding.requests import QueuedRequest, Request
 from domino_jax.method.pair import Pair
 from domino_jax.method.settings import SamplingParams
@@ -23,21 +16,18 @@ from domino_jax.serving.requests import ServedRequest
 
 
 class Readiness:
-    """The kinds of requests that are served, and the compilations that other kinds wait for."""
+    """The kinds of requests that are served."""
 
-    def __init__(self, generator: BackgroundGenerator, models: Pair, mode: str):
-        self.generator, self.models, self.mode = generator, models, mode
+    def __init__(self, generator: BackgroundGenerator, models: Pair):
+        self.generator, self.models = generator, models
         self._served: set[tuple] = set()
-        self._awaited: dict[tuple, Future] = {}
-        self._chats = chat_programs(generator, models, mode)
-        self._search: Future | None = None
 
     def warm_up(self, queue: Queue) -> None:
-        """Compiles what serves any usual request of the default mode. One request in the queue shows that the largest
+        """Compiles what serves any usual request of the queue's mode. One request in the queue shows that the largest
         batch and caches fit into memory."""
         generator, lengths = self.generator, prompt_lengths(self.generator)
-        generator.compile_all(usual_programs(generator, self.models, self.mode))
-        self._served |= {self._kind(self.mode, length, usual_request(generator)) for length in lengths}
+        generator.compile_all(usual_programs(generator, self.models, queue.mode))
+        self._served |= {self._kind(queue.mode, length, usual_request(generator)) for length in lengths}
         queue.general = True
         queue.add(QueuedRequest([0] * lengths[-1], usual_request(generator)))
         while queue.busy():
@@ -45,37 +35,17 @@ class Readiness:
 
     def serves(self, request: ServedRequest) -> bool:
         """Whether all programs for a request are compiled; the first one that is missing is demanded."""
-        kind = self._kind_of(request)
-        if kind in self._awaited:
+        if request.awaited and not request.awaited.done():
             return False
+        kind = self._kind(request.mode, len(request.prompt), request.request)
         if kind not in self._served:
             queue = Queue(Rehearsal.of(self.generator), self.models, request.mode)
             queue.add(QueuedRequest(request.prompt, request.request))
             if program := first_missing(queue, True):
-                self._awaited[kind] = self.generator.demand(program, again=True)
+                request.awaited = self.generator.demand(program, again=True)
                 return False
             self._served.add(kind)
         return True
-
-    def failures(self, waiting: Sequence[ServedRequest]) -> Iterator[tuple[list[ServedRequest], BaseException]]:
-        """The requests that wait for a program that failed to compile, and its error; a later request demands it again.
-        Ends the waits for all programs that are compiled or failed."""
-        for kind, compiled in [(kind, compiled) for kind, compiled in self._awaited.items() if compiled.done()]:
-            del self._awaited[kind]
-            if error := compiled.exception():
-                yield [request for request in waiting if self._kind_of(request) == kind], error
-
-    def compile_likely(self) -> bool:
-        """Demands the next program of chats where nothing else is compiled; False when there are no more."""
-        if self.generator.compiling() or (self._search and not self._search.done()):
-            return True
-        if self._search and (self._search.exception() or not self._search.result()):
-            return False
-        self._search = self.generator.search(lambda: next(self._chats, None))
-        return True
-
-    def _kind_of(self, request: ServedRequest) -> tuple:
-        return self._kind(request.mode, len(request.prompt), request.request)
 
     def _kind(self, mode: str, length: int, request: Request) -> tuple:
         return mode, self.generator.general_bucket(self.generator.bucket(length)), open_kind([request])
@@ -96,30 +66,9 @@ def usual_programs(generator: Generator, models: Pair, mode: str) -> list[Progra
     missing: dict[tuple, tuple] = {}
     for length in prompt_lengths(generator):
         queue = Queue(Rehearsal.of(generator, missing), models, mode)
+        queue.general = True
         queue.add(QueuedRequest([0] * length, usual_request(generator)))
-        _step(queue, True)
+        queue.admit()
+        queue.advance(1)
     programs = (program for program, _ in missing.values())
     return sorted(programs, key=lambda program: program.key[0] in ("admit", "empty"))
-
-
-def chat_programs(generator: Generator, models: Pair, mode: str) -> Iterator[Program]:
-    """The programs of chats, of short ones first: in the general batch the copy of the first turn's text and the start
-    of the second turn from it; then all of a chat that is alone, with the way back to the general batch."""
-    buckets = {generator.bucket(max(length, LEAST_PART)) for length in range(1, generator.limits.room(2) + 1)}
-    for bucket, general in itertools.product(sorted(buckets), (True, False)):
-        missing, prefixes = {}, Prefixes(1, 2**62)
-        first = max(min(3 * bucket // 4, generator.limits.room(2) - LEAST_PART), 1)
-        for length in (first, first + LEAST_PART // 2):
-            queue = Queue(Rehearsal.of(generator, missing), models, mode, prefixes=prefixes)
-            turn = QueuedRequest([0] * length, usual_request(generator))
-            queue.add(turn)
-            _step(queue, general)
-            _step(copy.copy(queue), True)
-            queue.store(0, turn)
-        yield from (program for program, _ in missing.values() if program.key not in generator.compiled)
-
-
-def _step(queue: Queue, general: bool) -> None:
-    queue.general = general
-    queue.admit()
-    queue.advance(1)

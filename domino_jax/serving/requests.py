@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from domino_jax.decoding.generate import Generator
@@ -37,7 +38,7 @@ class ServedModel:
 class AnswerPart:
     """The tokens that one dispatch added to an answer, with the fields of Piece among others.
 
-    drafted, cached, rejected: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
+    drafted, cached: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
     queued, first: seconds from the request's arrival to its row, and from there to its first token.
     at: when it was read (time.perf_counter).
     """
@@ -47,7 +48,6 @@ class AnswerPart:
     finish_reason: str | None
     drafted: int = 0
     cached: int = 0
-    rejected: Sequence[int] = ()
     seconds: float = 0.0
     queued: float = 0.0
     first: float = 0.0
@@ -59,15 +59,14 @@ class AnswerPart:
 class ServedRequest(QueuedRequest):
     """A request with the function that takes the parts of its answer, which the engine's thread calls.
 
-    shows_drafts: parts state the drafts that a round rejected: each round is then a dispatch.
-    queued: it has been given to a queue.
+    queued: it has been given to a queue.  awaited: the compilation that it waits for before that.
     """
 
     mode: str
     deliver: Callable[[AnswerPart], None]
-    shows_drafts: bool = False
     arrived: float = dataclasses.field(default_factory=time.perf_counter)
     queued: bool = False
+    awaited: Future | None = None
     first: float | None = None
     delivered_tokens: int = 0
     delivered_rounds: int = 0
@@ -80,4 +79,4 @@ class ServedRequest(QueuedRequest):
         self.delivered_tokens, self.delivered_rounds = len(self.token_ids), len(self.accept_lengths)
         self.first = self.first or time.perf_counter()
         times = seconds, self.admitted - self.arrived, self.first - self.admitted
-        return AnswerPart(tokens, rounds, self.finish_reason, self.drafted, self.cached, self.rejected, *times)
+        return AnswerPart(tokens, rounds, self.finish_reason, self.drafted, self.cached, *times)

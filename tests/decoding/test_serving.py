@@ -1,7 +1,6 @@
 """Requests through the rows of a batch: which programs run, how large batch and caches are, and streaming."""
 
 import jax
-import numpy as np
 import pytest
 
 from domino_jax.decoding.requests import Request
@@ -9,7 +8,6 @@ from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
     SmallGenerator,
     make_generator,
-    planted_drafts,
     random_models,
     random_prompts,
     texts,
@@ -66,26 +64,6 @@ def test_a_stream_is_the_answer_in_pieces_by_the_same_programs(mode):
         assert len(pieces[0].token_ids) == 1  # the prefill's token is there before any round
         assert all(len(piece.accept_lengths) <= chunk for piece in pieces)
     assert set(made.compiled) == compiled
-
-
-def test_a_dispatch_of_one_round_leaves_the_drafts_that_were_rejected():
-    """Drafts of the right text with a wrong token at every third place; the buffer ends with the text."""
-    made = generator(1)
-    [whole] = made.generate(PROMPTS[:1], "autoregressive")
-    known = np.array(whole.token_ids)
-    known[2::3] += 1
-    with planted_drafts([known]):
-        queue = made.queue(made.models, "draft", PROMPTS[:1])
-        [ticket] = queue.waiting
-        queue.admit()
-        queue.collect()
-        assert ticket.rejected == ()
-        while not ticket.finish_reason:
-            drafts = known[len(ticket.token_ids) :][:4]
-            queue.advance(1)
-            queue.collect()
-            rest = drafts[ticket.accept_lengths[-1] - 1 :].tolist()
-            assert ticket.rejected == rest[: 16 - len(ticket.token_ids)]
 
 
 # ------------------------------------------------------------------------------------------------ rows of a batch

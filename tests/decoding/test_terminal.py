@@ -76,11 +76,11 @@ def test_a_chat_keeps_its_history_until_an_empty_line():
     assert decoder.asked[-1] == [("user", "one"), ("assistant", "yes"), ("user", "two")]
 
 
-def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
+def test_a_chat_begins_again_with_the_message_that_no_longer_fits():
     decoder = Answering(room=12)
     shown = chat(decoder, "first", "second", "a line that is far too long", "third", "exit")
     assert decoder.asked == [[("user", text)] for text in ("first", "second", "third")]
-    assert shown.count("oldest turns are left out from here on: 1.") == 2
+    assert shown.count("it begins again with this message.") == 2
     assert shown.count("the prompt has too many letters.") == 1
 
 

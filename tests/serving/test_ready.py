@@ -5,7 +5,6 @@ Nothing here depends on speed: compilations on the other thread wait until a tes
 
 import collections
 import contextlib
-import itertools
 import os
 import queue as queues
 import signal
@@ -31,7 +30,7 @@ from tests.helpers.serving import SETTINGS, asked, get, post, wait_for
 
 pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not installed")
 from domino_jax.serving.engine import Engine
-from domino_jax.serving.readiness import chat_programs, usual_programs
+from domino_jax.serving.readiness import usual_programs
 from domino_jax.serving.requests import ServedModel, ServedRequest
 
 pytestmark = pytest.mark.long
@@ -86,7 +85,6 @@ def engine(made, gate):
     engine.start()
     wait_for(lambda: engine.status != "loading")
     assert engine.status == "ready", engine.failure
-    wait_for(lambda: not engine.compiling())
     gate.open.clear()
     yield engine
     gate.open.set()
@@ -181,7 +179,7 @@ def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_l
     assert again.answer() == plain(made, [again])[0]
 
 
-def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready_and_then_those_of_a_second_turn():
+def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready():
     """Three prefills, which any prompt is padded to, their admissions, the empty batch and its rounds."""
     models = programs.models_on(sharding.make_mesh(1, 1, 1, jax.devices()[:1]), "8b", layers=3)
     settings = serve.settings_of(cli.parse(["serve", "--config=configs/qwen3_8b.py"], ("config",)))
@@ -189,14 +187,9 @@ def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready_and_then_thos
     usual = [program.key for program in usual_programs(generator, models, "draft")]
     assert collections.Counter(key[0] for key in usual) == {"prefill": 3, "admit": 3, "empty": 1, "draft": 1}
     assert [key[0] for key in usual[4:]] == ["empty", "admit", "admit", "admit"]  # the large ones begin first
-    later = (program.key for program in chat_programs(generator, models, "draft") if program.key not in usual)
-    assert list(itertools.islice(later, 2)) == [
-        ("keep", 16, 4096, True, 256),
-        ("prefill", 1, 64, 256, False, usual[0][-1], 256),  # 64 tokens after the rows of the earlier text
-    ]
 
 
-def test_a_turn_that_is_read_whole_because_of_a_compilation_is_counted(engine, gate):
+def test_a_turn_is_read_whole_until_the_programs_that_start_from_earlier_caches_are_compiled(engine, gate):
     first = Asking(engine, 3, SamplingParams(), tokens=3, prompt=[5, 6] * 20)
     prompt = [*first.prompt, *first.answer(), *[5] * 9]
 
@@ -205,15 +198,15 @@ def test_a_turn_that_is_read_whole_because_of_a_compilation_is_counted(engine, g
         assert turn.answer()
         return turn.cached
 
-    assert cached() == 0 and engine.metrics.prefix_waits._value.get() > 0
+    assert cached() == 0
     gate.open.set()
-    assert wait_for(cached) >= 16
+    assert wait_for(cached) >= 16 and waited(engine) == 0
 
 
 def test_a_request_that_waits_for_a_program_can_be_given_up(engine, gate):
     new = Asking(engine, 1, SamplingParams(), "autoregressive")
-    wait_for(lambda: engine._held)
-    [request] = engine._held
+    [request] = engine._requests
+    wait_for(lambda: request.awaited)
     engine.cancel(request)
     wait_for(lambda: not engine._requests)
     assert not new.answered()
@@ -237,14 +230,11 @@ def jit_or_wait(programs, program):
         threading.Event().wait()
     return jitted(programs, program)
 
-def ready(engine, compiling):
-    if when == "failed":
-        if not stuck.is_set():
-            threading.Thread(target=lambda: compiles.wait() and engine._wake(), daemon=True).start()
-        if compiles.is_set():
-            raise ValueError("a fault")
+def ready(engine):
     stuck.set()
-    return take_messages(engine, compiling)
+    if when == "failed" and compiles.is_set():
+        raise ValueError("a fault")
+    return take_messages(engine)
 
 if when == "loading":
     stuck.set()
@@ -263,9 +253,10 @@ def test_the_end_of_a_server_does_not_wait_for_a_compilation(tmp_path, when):
     try:
         wait_for(lambda: process.poll() is not None or "http://" in log.read_text())
         port = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-        if when == "ready":  # with a fault it ends as soon as it compiles what chats need next
+        if when != "loading":
             wait_for(lambda: get(port, "/health")[0] == 200, 600)
-            assert post(port, asked(max_tokens=4))[0] == 200
+            # A failing engine may end before or after this answer.
+            assert post(port, asked(max_tokens=4))[0] in ({200} if when == "ready" else {200, 500})
         wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
         if when != "failed":
             process.send_signal(signal.SIGTERM)

@@ -281,17 +281,6 @@ def test_an_idle_server_holds_no_batch(engine, port):
     wait_for(lambda: held() <= before, 20)
 
 
-def test_a_stream_states_the_drafts_that_each_round_rejected(engine, client):
-    """A rejected draft is followed by none that is right: the first one differs from the token in its place."""
-    extra = {"rounds": True, "drafts": True, "mode": "draft"}
-    stream = client.chat.completions.create(model=MODEL, messages=asked()["messages"], stream=True, extra_body=extra)
-    rounds = [part.model_extra["domino"] for part in stream if "domino" in (part.model_extra or {})]
-    assert rounds[0]["rejected"] == [] and all(len(update["rounds"]) <= 1 for update in rounds)
-    texts = [(update["tokens"][-1][0], update["rejected"]) for update in rounds[1:-1]]
-    assert any(rejected for _, rejected in texts)
-    assert all(not rejected or rejected[0] != bonus for bonus, rejected in texts)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("place", [0, 4, 20, 47])
 def test_what_a_stop_string_cuts_is_cut_in_every_count(engine, port, place, stream):

@@ -4,7 +4,6 @@ import concurrent.futures
 import gc
 import os
 import socket
-import types
 
 import psutil
 import pytest
@@ -43,10 +42,8 @@ def test_a_port_can_be_used_again_at_once_after_a_server_was_killed_with_open_co
 
 
 @pytest.mark.parametrize(("failure", "code", "shown"), [(DataError("no."), 3, "error: no.\n"), (None, 0, "")])
-def test_a_server_that_ends_during_a_compilation_reports_a_mistake_as_one_sentence(
-    monkeypatch, capsys, failure, code, shown
-):
+def test_a_server_that_ends_reports_a_mistake_as_one_sentence(monkeypatch, capsys, failure, code, shown):
     monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     with pytest.raises(SystemExit) as left:
-        leave(types.SimpleNamespace(compiling=lambda: 1), failure)
+        leave(failure)
     assert (left.value.code, capsys.readouterr().err) == (code, shown)
