@@ -20,7 +20,9 @@ SHARE = 0.015  # of the time is lost to exploring, at most
 FIRST = 0.1  # seconds of a width's first dispatch, within the rounds below: each return to the host costs time
 LONGEST, PROBE = 32, 4  # the most and the fewest rounds of a dispatch; one that explores has the fewest
 MARGIN = 1.02  # by how much another width must be faster to replace the one in use
-UNTRIED = 0.9  # a width that has not run, and may have to be compiled, is explored from this share of the best rate on
+# A width that has not run, and may have to be compiled, is explored from this share of the best rate on; plain steps
+# earlier, because they are the way out where drafts cost more than any estimate says.
+UNTRIED, UNTRIED_PLAIN = 0.9, 0.5
 SLOPE = 1 / 8  # cost of a draft in plain steps, until two widths are timed
 TEXT_MEMORY, DRAFTER_MEMORY = 64, 1_000  # tokens of a row, and rounds, after which 1/e of the evidence is left
 CARRIED = 0.5  # of the evidence about a text is left for the next one
@@ -98,7 +100,8 @@ class WidthController:
         worth = {
             drafts: rate * (self.seconds - self._last_run.get((rows, drafts), 0.0))
             for drafts, rate in rates.items()
-            if drafts != best and ((rows, drafts) in self._last_run or rate >= UNTRIED * rates[best])
+            if drafts != best
+            and ((rows, drafts) in self._last_run or rate >= (UNTRIED if drafts else UNTRIED_PLAIN) * rates[best])
         }
         if worth and self.seconds >= self._next_probe:
             return Choice(max(worth, key=worth.get), PROBE, 1 / rates[best])

@@ -23,18 +23,6 @@ def generator(batch: int, sampling: SamplingParams) -> SmallGenerator:
     return make_generator(random_models(), batch_size=batch, sampling=sampling)
 
 
-def test_an_empty_stop_list_stops_nothing():
-    assert generator(1, GREEDY).stop_ids.tolist() == [-1]
-    assert generator(1, GREEDY).generate([[7]], "domino")[0].finish_reason == "length"
-
-
-def test_one_new_token_needs_no_round():
-    made = make_generator(random_models(), max_new_tokens=1)
-    [answer] = made.generate([[7, 8]], "domino")
-    [longer] = generator(1, GREEDY).generate([[7, 8]], "domino")
-    assert (answer.token_ids, answer.accept_lengths) == (longer.token_ids[:1], [])
-
-
 @pytest.mark.parametrize(("shift_label", "block_rows"), [(True, 5), (False, 4)])
 def test_a_prompt_one_token_over_the_caches_edge_is_refused(shift_label, block_rows):
     made = make_generator(random_models(shift_label=shift_label), cache_length=40)
@@ -73,12 +61,6 @@ def test_more_drafts_than_the_drafter_makes_are_refused():
     for head, drafts, most in (("domino", 5, 4), ("eagle3", 65, 64)):
         with pytest.raises(DominoError, match=f"num_drafts is {drafts}.*{most}"):
             make_generator(random_models(head=head), num_drafts=drafts)
-
-
-def test_plain_decoding_needs_no_drafter():
-    target, params = random_target()
-    made = make_generator(Pair(target, params))
-    assert made.generate([[7]], "autoregressive") == generator(1, GREEDY).generate([[7]], "autoregressive")
 
 
 class Compilations:

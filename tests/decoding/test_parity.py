@@ -62,11 +62,6 @@ def prompts(count: int) -> list[list[int]]:
     return [TextCodec(tokenizer, False).encode(json.loads(line), "prompt") for line in lines]
 
 
-def generator(batch: int, sampling: SamplingParams, **choices) -> SmallGenerator:
-    shape = {"cache_length": 384, "max_new_tokens": 64, "batch_size": batch, "draft_sharpness": math.inf}
-    return make_generator(shipped(), **shape, sampling=sampling, **choices)
-
-
 def in_bfloat16(models: Pair) -> Pair:
     target, drafter = (module.clone(dtype=jnp.bfloat16) for module in (models.target, models.drafter))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (models.target_params, models.drafter_params))
@@ -115,22 +110,17 @@ def test_fixed_shape_needs_a_width():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "sampling"), [(1, GREEDY), (8, GREEDY), (8, WARM)], ids=["1", "8", "8 warm"])
-def test_in_fixed_shape_64_prompts_of_64_tokens_are_all_equal(batch, sampling):
-    made = generator(batch, sampling, parity="fixed_shape")
+def test_in_fixed_shape_64_prompts_of_64_tokens_are_all_equal():
+    shape = {"cache_length": 384, "max_new_tokens": 64, "batch_size": 8, "draft_sharpness": math.inf}
+    made = make_generator(shipped(), **shape, sampling=WARM, parity="fixed_shape")
     runs = {mode: texts(made.generate(prompts(64), mode)) for mode in CHAINS}
     assert runs["backbone"] == runs["domino"] == runs["autoregressive"]
 
 
 @pytest.mark.slow
-def test_by_default_64_bfloat16_texts_part_at_near_ties_alone():
-    check_lossless(generator(1, WARM), prompts(64))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "sampling"), [(1, GREEDY), (8, SamplingParams(0.8, top_k=20, top_p=0.9))])
-def test_in_float32_the_shipped_drafter_changes_no_token_of_64_prompts_and_helps(batch, sampling):
-    shape = {"cache_length": 384, "max_new_tokens": 64, "batch_size": batch, "sampling": sampling}
+def test_in_float32_the_shipped_drafter_changes_no_token_of_64_prompts_and_helps():
+    sampling = SamplingParams(0.8, top_k=20, top_p=0.9)
+    shape = {"cache_length": 384, "max_new_tokens": 64, "batch_size": 8, "sampling": sampling}
     made = make_generator(shipped(jnp.float32), stop_ids=hf.stop_ids(ASSETS / "tiny_qwen3"), **shape)
     lengths = [length for answer in check_lossless(made, prompts(64))["domino"] for length in answer.accept_lengths]
     assert np.mean(lengths) > 1.5

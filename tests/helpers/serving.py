@@ -36,7 +36,7 @@ def tiny_engine(*flags: str):
 
     argv = ["serve", f"--config={ROOT / 'configs' / 'tiny.py'}", *SETTINGS, "--config.decode.width=fixed", *flags]
     flags = cli.parse(argv, ("config",), ("host", "port"))
-    engine = Engine(functools.partial(serve.loaded, flags, serve.settings_of(flags)), 8, 120.0)
+    engine = Engine(functools.partial(serve.loaded, flags, serve.settings_of(flags)), 8)
     engine.start()
     wait_for(lambda: engine.status != "loading")
     assert engine.failure is None, engine.failure

@@ -4,7 +4,9 @@ Nothing here depends on speed: compilations on the other thread wait until a tes
 """
 
 import collections
+import concurrent.futures
 import contextlib
+import functools
 import os
 import queue as queues
 import signal
@@ -76,15 +78,20 @@ def made():
     return make_generator(random_models(), **sizes, width="adaptive", widths=(0, 2))
 
 
+USUAL_PROGRAMS = {}  # those of a ready engine, compiled once
+
+
 @pytest.fixture
 def engine(made, gate):
     """A ready engine, which has compiled what it compiles before that, and the gate is closed."""
     made.compiled.clear()
+    made.compiled.update(USUAL_PROGRAMS)
     served = ServedModel("small", made.models, made.generator, None, MODES, Prefixes(4, 10**9))
     engine = Engine(lambda: contextlib.nullcontext(served))
     engine.start()
     wait_for(lambda: engine.status != "loading")
     assert engine.status == "ready", engine.failure
+    USUAL_PROGRAMS.update(made.compiled)
     gate.open.clear()
     yield engine
     gate.open.set()
@@ -116,10 +123,15 @@ class Asking:
                 return self.tokens
 
 
-def plain(made, asked: list[Asking]) -> list[list[int]]:
-    """The texts of plain decoding, each request alone; by programs that the engine does not get."""
-    alone = make_generator(made.models, cache_length=128, max_new_tokens=24)
-    return [alone.generate([one.prompt], "autoregressive", [one.request])[0].token_ids for one in asked]
+@functools.lru_cache
+def alone():
+    """Programs that the engine does not get."""
+    return make_generator(random_models(), cache_length=128, max_new_tokens=24)
+
+
+def plain(asked: list[Asking]) -> list[list[int]]:
+    """The texts of plain decoding, each request alone."""
+    return [alone().generate([one.prompt], "autoregressive", [one.request])[0].token_ids for one in asked]
 
 
 def waited(engine) -> float:
@@ -136,7 +148,7 @@ def test_after_ready_usual_requests_of_all_lengths_wait_for_no_compilation(made,
     asked += [Asking(engine, number, USUAL[number % 4]) for number in range(12, 32)]  # five times the rows
     texts = [one.tokens or one.answer() for one in asked]
     assert waited(engine) == 0 and engine.compiling() > 0
-    assert texts == plain(made, asked)
+    assert texts == plain(asked)
 
     gate.open.set()
 
@@ -153,7 +165,7 @@ def test_after_ready_usual_requests_of_all_lengths_wait_for_no_compilation(made,
 @pytest.mark.parametrize(
     ("mode", "sampling"), [("autoregressive", SamplingParams()), ("draft", SamplingParams(1.0, top_k=65))]
 )
-def test_a_new_mode_or_a_new_top_k_stops_only_its_own_request(made, engine, gate, mode, sampling):
+def test_a_new_mode_or_a_new_top_k_stops_only_its_own_request(engine, gate, mode, sampling):
     new = Asking(engine, 1, sampling, mode)
     others = [Asking(engine, number, USUAL[number % 2]) for number in range(6)]
     for other in others:
@@ -161,11 +173,11 @@ def test_a_new_mode_or_a_new_top_k_stops_only_its_own_request(made, engine, gate
     assert not new.answered() and engine.compiling() > 0
     gate.open.set()
     new.answer()
-    assert [one.tokens for one in (new, *others)] == plain(made, [new, *others])
+    assert [one.tokens for one in (new, *others)] == plain([new, *others])
     assert waited(engine) == 0
 
 
-def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_later_ones_try_again(made, engine, gate):
+def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_later_ones_try_again(engine, gate):
     gate.failing = True
     gate.open.set()
     failed = [Asking(engine, 1, SamplingParams(), "autoregressive") for _ in range(2)]
@@ -173,10 +185,10 @@ def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_l
         with pytest.raises(Exception, match="a fault of the compiler"):
             one.answer()
     other = Asking(engine, 2, SamplingParams(1.0))
-    assert other.answer() == plain(made, [other])[0]
+    assert other.answer() == plain([other])[0]
     gate.failing = False  # as memory that is free again
     again = Asking(engine, 1, SamplingParams(), "autoregressive")
-    assert again.answer() == plain(made, [again])[0]
+    assert again.answer() == plain([again])[0]
 
 
 def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready():
@@ -220,47 +232,43 @@ from domino_jax.recipe import cli
 from domino_jax.serving.engine import Engine
 
 jitted, take_messages = Programs.jitted, Engine._take_messages
-stuck, compiles = threading.Event(), threading.Event()
-when = sys.argv.pop(1)
+stuck = threading.Event()
 
 def jit_or_wait(programs, program):
     if stuck.is_set():
-        compiles.set()
         print("compiles", flush=True)
         threading.Event().wait()
     return jitted(programs, program)
 
 def ready(engine):
     stuck.set()
-    if when == "failed" and compiles.is_set():
-        raise ValueError("a fault")
     return take_messages(engine)
 
-if when == "loading":
+if sys.argv.pop(1) == "loading":
     stuck.set()
 Programs.jitted, Engine._take_messages = jit_or_wait, ready
 cli.run(serve.main, required=("config",), optional=("host", "port"))
 """
 
 
-@pytest.mark.parametrize("when", ["loading", "ready", "failed"])
-def test_the_end_of_a_server_does_not_wait_for_a_compilation(tmp_path, when):
-    """SIGTERM before the server is ready, SIGTERM while a program is compiled that no request waits for, or a fault of
-    the engine meanwhile."""
+@pytest.mark.parametrize("when", ["loading", "ready"])
+def test_sigterm_answers_what_has_arrived_and_exits_with_0_without_waiting_for_a_compilation(tmp_path, when):
+    """While the server loads, or while a program is compiled that no request waits for."""
     log = tmp_path / "log"
     argv = [sys.executable, "-c", COMMAND, when, "--config=configs/tiny.py", "--port=0", *SETTINGS]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT, env=os.environ)
     try:
         wait_for(lambda: process.poll() is not None or "http://" in log.read_text())
-        port = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-        if when != "loading":
-            wait_for(lambda: get(port, "/health")[0] == 200, 600)
-            # A failing engine may end before or after this answer.
-            assert post(port, asked(max_tokens=4))[0] in ({200} if when == "ready" else {200, 500})
-        wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
-        if when != "failed":
+        port, answers = int(log.read_text().split("http://127.0.0.1:")[1].split("/")[0]), []
+        assert get(port, "/health")[0] == 503 and post(port, asked())[0] == 503  # it loads
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            if when == "ready":
+                wait_for(lambda: get(port, "/health")[0] == 200, 600)
+                answers = [pool.submit(post, port, asked(seed=seed, temperature=1.0)) for seed in range(8)]
+            wait_for(lambda: process.poll() is not None or "compiles" in log.read_text())
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == (1 if when == "failed" else 0), log.read_text()
-        assert ("ValueError: a fault" in log.read_text()) == ("Traceback" in log.read_text()) == (when == "failed")
+            assert {answer.result()[0] for answer in answers} <= {200, 503}
+        assert process.wait(60) == 0 and "Traceback" not in log.read_text(), log.read_text()
+        assert when == "loading" or 200 in {answer.result()[0] for answer in answers}
     finally:
         process.kill()

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import http.client
 import json
-import signal
 import time
 
 import jax
@@ -29,7 +28,8 @@ from tests.helpers.serving import (
 )
 
 pytest.importorskip("starlette", reason="requirements-serve.txt is not installed")
-pytest.importorskip("uvicorn", reason="requirements-serve.txt is not installed")
+from domino_jax.serving.protocol import read_request
+
 openai = pytest.importorskip("openai", reason="openai is not installed")
 
 
@@ -107,22 +107,6 @@ def test_usage_counts_tokens_drafts_and_the_prefix_of_an_earlier_turn(client):
     assert (record["num_spec_steps"], record["num_draft_tokens"]) == (rounds, both)
 
 
-def test_a_stop_string_ends_the_text_before_it_also_across_tokens(engine, client):
-    whole = alone(engine, QUESTION)
-    stop = whole[20:27]  # several tokens
-    for stream in (False, True):
-        answer = client.chat.completions.create(
-            model=MODEL, messages=asked()["messages"], stop=[stop, "nowhere"], stream=stream
-        )
-        if stream:
-            parts = list(answer)
-            text = "".join(part.choices[0].delta.content or "" for part in parts)
-            reason = parts[-1].choices[0].finish_reason
-        else:
-            text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
-        assert (text, reason) == (whole[: whole.index(stop)], "stop")
-
-
 def test_a_plain_prompt_is_continued_as_text_or_as_ids(client):
     ids = client.completions.create(model=MODEL, prompt=[5, 6, 7, 8], max_tokens=5)
     assert (ids.usage.completion_tokens, ids.choices[0].finish_reason) == (5, "length")
@@ -183,9 +167,9 @@ def test_a_key_is_needed_where_one_is_set(engine):
 
 @pytest.mark.long
 def test_too_many_requests_are_refused_at_once_and_all_others_answered(port):
-    """Four rows and eight that may wait; 1,000 requests."""
+    """Four rows and eight that may wait; 200 requests."""
     with concurrent.futures.ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(lambda _: post(port, asked(max_tokens=4)), range(1_000)))
+        answers = list(pool.map(lambda _: post(port, asked(max_tokens=4)), range(200)))
     statuses = [status for status, _, _ in answers]
     assert set(statuses) == {200, 429} and statuses.count(200) >= 12
     assert all("retry-after" in {name.lower() for name in headers} for status, headers, _ in answers if status == 429)
@@ -281,23 +265,12 @@ def test_an_idle_server_holds_no_batch(engine, port):
     wait_for(lambda: held() <= before, 20)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("place", [0, 4, 20, 47])
-def test_what_a_stop_string_cuts_is_cut_in_every_count(engine, port, place, stream):
+@pytest.mark.parametrize("place", [0, 20, 47])
+def test_a_stop_string_ends_the_text_before_it_and_what_it_cuts_is_cut_in_every_count(engine, port, place):
     """As if the token that completes the stop string were a stop id: it is counted, and nothing after it."""
-    from domino_jax.serving.protocol import read_request
-
     text, served = alone(engine, QUESTION), engine.served
-    stop = text[place : place + 3]
-    parts = ("drafts", "draft_tokens", "accepted_tokens")
-    names = [*(f"spec_decode_num_{part}_total" for part in parts), "generation_tokens_total"]
-    before = [metric(port, name) for name in names]
-    body = asked(stop=stop, stream=stream, stream_options={"include_usage": True})
-    answer = stream_of(port, body)[-1] if stream else post(port, body)[2]
-    wait_for(lambda: idle(port), 60)
-    counted = [metric(port, name) - old for name, old in zip(names, before, strict=True)]
-
-    prompt = read_request(body, True, served).prompt
+    stop = text[place : place + 7]  # several tokens
+    prompt = read_request(asked(), True, served).prompt
     [generation] = served.generator.generate(served.models, [prompt], "draft", [Request(0, 0, 96)]).answers
     ids = generation.token_ids
     tokens = next(end for end in range(1, len(ids) + 1) if stop in served.tokenizer.decode(ids[:end]))
@@ -305,11 +278,23 @@ def test_what_a_stop_string_cuts_is_cut_in_every_count(engine, port, place, stre
     for length in generation.accept_lengths:
         rounds, left = rounds + [min(length, left)] * (left > 0), left - length
     accepted, drafted = sum(rounds) - len(rounds), 8 * len(rounds)
-    assert counted == [len(rounds), drafted, accepted, tokens]
-    usage, record = answer["usage"], answer["metrics"]["speculative_decoding"]
-    details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
-    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (tokens, details)
-    assert record is None if not rounds else record["mean_acceptance_length"] == sum(rounds) / len(rounds)
+    parts = ("drafts", "draft_tokens", "accepted_tokens")
+    names = [*(f"spec_decode_num_{part}_total" for part in parts), "generation_tokens_total"]
+    for stream in (False, True):
+        before = [metric(port, name) for name in names]
+        body = asked(stop=[stop, "nowhere"], stream=stream, stream_options={"include_usage": True})
+        *chunks, answer = stream_of(port, body) if stream else [post(port, body)[2]]
+        wait_for(lambda: idle(port), 60)
+        counted = [metric(port, name) - old for name, old in zip(names, before, strict=True)]
+        assert counted == [len(rounds), drafted, accepted, tokens]
+        usage, record = answer["usage"], answer["metrics"]["speculative_decoding"]
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (tokens, details)
+        assert record is None if not rounds else record["mean_acceptance_length"] == sum(rounds) / len(rounds)
+        if not stream:
+            chunks = [{"choices": [choice | {"delta": choice["message"]}]} for choice in answer["choices"]]
+        shown = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+        assert (shown, chunks[-1]["choices"][0]["finish_reason"]) == (text[: text.index(stop)], "stop")
 
 
 def test_on_the_loopback_other_host_names_are_refused(engine):
@@ -334,21 +319,3 @@ def test_pages_of_an_allowed_origin_may_ask_and_others_may_not(engine):
             assert (answer.status == 200) == bool(allowed) and (origin or "--allow_origin" in text)
             headers = post(port, asked(max_tokens=1), Origin="https://a.example")[1]
             assert ("access-control-allow-origin" in map(str.lower, headers)) == bool(allowed)
-
-
-@pytest.mark.long
-def test_sigterm_answers_what_has_arrived_refuses_what_comes_and_exits_with_0(tmp_path):
-    process, port = start_command(tmp_path / "log")
-    try:
-        assert get(port, "/health")[0] == 503 and post(port, asked())[0] == 503  # it loads
-        wait_for(lambda: get(port, "/health")[0] == 200)
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            answers = [pool.submit(post, port, asked(seed=seed, temperature=1.0)) for seed in range(8)]
-            wait_for(lambda: metric(port, "num_requests_running") > 0, 60)
-            process.send_signal(signal.SIGTERM)
-            statuses = [answer.result()[0] for answer in answers]
-        assert set(statuses) <= {200, 503} and 200 in statuses
-        assert process.wait(60) == 0, (tmp_path / "log").read_text()
-        assert "Traceback" not in (tmp_path / "log").read_text()
-    finally:
-        process.kill()

@@ -41,9 +41,12 @@ def test_a_port_can_be_used_again_at_once_after_a_server_was_killed_with_open_co
     bind(*address).close()
 
 
-@pytest.mark.parametrize(("failure", "code", "shown"), [(DataError("no."), 3, "error: no.\n"), (None, 0, "")])
-def test_a_server_that_ends_reports_a_mistake_as_one_sentence(monkeypatch, capsys, failure, code, shown):
+ENDS = [(DataError("no."), 3, "error: no."), (ValueError("a fault"), 1, "ValueError: a fault"), (None, 0, "")]
+
+
+@pytest.mark.parametrize(("failure", "code", "shown"), ENDS)
+def test_a_server_that_ends_reports_its_mistake_or_fault(monkeypatch, capsys, failure, code, shown):
     monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     with pytest.raises(SystemExit) as left:
         leave(failure)
-    assert (left.value.code, capsys.readouterr().err) == (code, shown)
+    assert (left.value.code, capsys.readouterr().err.strip()) == (code, shown)
