@@ -3,7 +3,7 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "DecodeSettings", "Decoder", "TextPiece", "TreeSettings", "load"]
+__all__ = ["Answer", "DecodeSettings", "Decoder", "TreeSettings", "load"]
 
 
 def __getattr__(name: str) -> Any:

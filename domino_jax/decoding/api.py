@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from domino_jax.data.chat import TextCodec
-from domino_jax.decoding.generate import Generation, Generator, Piece, new_generator
+from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
@@ -32,16 +32,10 @@ PromptLike = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Answer(Generation):
-    """A Generation and its text, without special tokens; None without a tokenizer."""
+    """A Generation and its text, without special tokens; None without a tokenizer. The text of a piece has whole
+    characters: an incomplete one waits for the next piece."""
 
     text: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TextPiece(Piece):
-    """A Piece and its text, in whole characters: an incomplete one waits for the next piece."""
-
-    text: str = ""
 
 
 class Decoder:
@@ -87,7 +81,7 @@ class Decoder:
         chunk_rounds: int = 1,
         clock: Clock | None = None,
         **sampling,
-    ) -> Iterator[TextPiece]:
+    ) -> Iterator[Answer]:
         """The answer while it is generated: one piece for every `chunk_rounds` rounds; arguments as in `generate`.
 
         Args:
@@ -100,7 +94,7 @@ class Decoder:
         mode, choices = mode or self.default_mode, {"clock": clock, "prefixes": self.prefixes}
         for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, request, **choices):
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
-            yield TextPiece(**vars(piece), text=shown)
+            yield Answer(**vars(piece), text=shown)
 
     def fits(self, prompt: PromptLike) -> bool:
         """Whether there is room for the prompt and an answer of max_new_tokens."""

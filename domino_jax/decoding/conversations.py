@@ -82,6 +82,7 @@ class Answerer:
 
     def __init__(self, models: Pair, settings: DecodeSettings, stop_ids: Sequence[int] = ()):
         self.models, self.settings, self.stop_ids = models, settings, stop_ids
+        self.target = Pair(models.target, models.target_params)
         self.max_new_tokens = settings.max_new_tokens
         self.seconds = 0.0  # spent generating so far, compilation left out
         self.generators: dict[bool, Generator] = {}  # with and without the drafter
@@ -91,19 +92,13 @@ class Answerer:
         length, most = len(prompt.token_ids), with_defaults(prompt.request, self.settings).max_new_tokens
         return length <= self.generator(length).limits.room(most)
 
-    def drafts(self, longest: int) -> bool:
-        """Whether prompts of this length are drafted for: past its own positions a drafter is no help."""
-        drafter = self.models.drafter
-        return drafter is not None and longest + self.max_new_tokens <= drafter.config.max_position_embeddings
-
-    def models_for(self, longest: int) -> Pair:
-        return self.models if self.drafts(longest) else Pair(self.models.target, self.models.target_params)
-
     def generator(self, longest: int) -> Generator:
-        drafts = self.drafts(longest)
+        """For prompts of this length; without the drafter past its own positions, where it is no help."""
+        drafter = self.models.drafter and self.models.drafter.config
+        drafts = bool(drafter) and longest + self.max_new_tokens <= drafter.max_position_embeddings
         if drafts not in self.generators:
-            models = self.models_for(longest)
-            block = self.settings.block_rows(models.drafter and models.drafter.config)
+            models = self.models if drafts else self.target
+            block = self.settings.block_rows(drafter if drafts else None)
             slots = models.target.config.max_position_embeddings + block
             settings = dataclasses.replace(self.settings, cache_length=slots)
             self.generators[drafts] = new_generator(models, settings, self.stop_ids)
@@ -111,9 +106,9 @@ class Answerer:
 
     def answer(self, prompts: Sequence[Prompt], between: Callable[[int], None] | None = None) -> list[Generation]:
         ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
-        longest = max(map(len, ids))
-        mode = DRAFT if self.drafts(longest) else BASELINE
-        answers, clock = self.generator(longest).generate(self.models_for(longest), ids, mode, requests, between)
+        generator = self.generator(max(map(len, ids)))
+        models, mode = (self.models, DRAFT) if generator.drafter else (self.target, BASELINE)
+        answers, clock = generator.generate(models, ids, mode, requests, between)
         self.seconds += clock.prefill_seconds + clock.decode_seconds
         return answers
 

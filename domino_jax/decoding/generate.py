@@ -20,25 +20,17 @@ POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatc
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One answer.
+    """One answer, or a piece of one that some rounds added.
 
     token_ids: new tokens only, a stop id included.  accept_lengths: tokens emitted per round, [] when plain.
+    finish_reason: "stop" or "length"; None of a piece before the last.
     drafts: tokens that its rounds offered to the target.
     """
 
     token_ids: list[int]
     accept_lengths: list[int]
-    finish_reason: str  # "stop" | "length"
-    drafts: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of an answer, added by some rounds; finish_reason is None until the last piece."""
-
-    token_ids: list[int]
-    accept_lengths: list[int]
     finish_reason: str | None
+    drafts: int = 0
 
 
 class Generated(NamedTuple):
@@ -92,7 +84,7 @@ class Generator(Programs):
         request: int | Request = 0,
         clock: Clock | None = None,
         prefixes: Prefixes | None = None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[Generation]:
         """One answer piece by piece, `chunk_rounds` rounds at a time at most.
 
         Args:
@@ -102,11 +94,12 @@ class Generator(Programs):
         one_row = dataclasses.replace(self, settings=self.settings.change(batch_size=1))
         queue = one_row.queue(models, mode, [prompt], [request], prefixes=prefixes, clock=clock)
         [queued] = queue.waiting
-        tokens, rounds = 0, 0
+        tokens, rounds, drafted = 0, 0, 0
         while not queued.finish_reason:
             queue.step(chunk_rounds if tokens else 0)
-            yield Piece(queued.token_ids[tokens:], queued.accept_lengths[rounds:], queued.finish_reason)
-            tokens, rounds = len(queued.token_ids), len(queued.accept_lengths)
+            new, drafts = queued.token_ids[tokens:], queued.drafted - drafted
+            yield Generation(new, queued.accept_lengths[rounds:], queued.finish_reason, drafts)
+            tokens, rounds, drafted = len(queued.token_ids), len(queued.accept_lengths), queued.drafted
 
     def start(self, models: Pair, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
         """Prefills one batch of batch_size rows, with room for the whole answers and a block of any mode.

@@ -154,7 +154,8 @@ class Programs:
         compiled = self.compiled.get(program.key)
         if compiled is None:
             begin = time.perf_counter()
-            self.make_room()
+            if mappings_in_use() > FULL:  # XLA would end a process without memory mappings
+                self.compiled.clear()
             with self.exact():
                 program = program._replace(arguments=arguments)
                 compiled = self.compiled[program.key] = self.jitted(program).lower(*arguments).compile()
@@ -182,11 +183,6 @@ class Programs:
     def exact(self) -> contextlib.AbstractContextManager:
         """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts were luck."""
         return jax.default_matmul_precision("highest") if self.settings.dtype == "float32" else contextlib.nullcontext()
-
-    def make_room(self) -> None:
-        """Drops the programs before the process runs out of memory mappings, at which XLA would end it."""
-        if mappings_in_use() > FULL:
-            self.compiled.clear()
 
     def at_hand(self, program: Program) -> bool:
         """Whether a step may use a program that it can do without; here it may wait for any (background.py)."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import rich.console
 import rich.text
 
-from domino_jax.decoding.api import Decoder, PromptLike, TextPiece
+from domino_jax.decoding.api import Answer, Decoder, PromptLike
 from domino_jax.decoding.programs import Clock
 from domino_jax.runtime.errors import DataError
 
@@ -28,7 +28,7 @@ def show(decoder: Decoder, prompt: PromptLike, mode: str, console: rich.console.
     return "".join(piece.text for piece in pieces)
 
 
-def summary(pieces: Sequence[TextPiece], clock: Clock) -> str:
+def summary(pieces: Sequence[Answer], clock: Clock) -> str:
     """Tokens, rounds, τ and speed in one line; the first token comes from the prefill and is not in the rate."""
     tokens = sum(len(piece.token_ids) for piece in pieces)
     rounds = [length for piece in pieces for length in piece.accept_lengths]
@@ -51,13 +51,9 @@ def chat(
     while True:
         try:
             line = read("> ").strip()
-            line.encode()  # what a terminal sends in another encoding may arrive as halves of surrogate pairs
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
-        except UnicodeError:
-            console.print("That line is not UTF-8 and was left out; write it again.")
-            continue
         if not line or line in LEAVE:
             return
         messages.append({"role": "user", "content": line})

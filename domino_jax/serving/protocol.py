@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import inspect
-import itertools
 import json
 import secrets
 import time
@@ -184,7 +183,7 @@ def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) ->
 class Answer:
     """The answer to one prompt as it comes: its text, cut before the first stop string, and the objects that state it.
 
-    token_ids, rounds, drafted: up to that cut.  cut: the last part, as far as it is before it.
+    token_ids: up to that cut.  cut: the last part, with its tokens up to there.  rounds, drafted: as they ran.
     times: how long the request waited for a row and then for its first token, as vLLM states it.
     """
 
@@ -210,10 +209,11 @@ class Answer:
             if self.finish_reason:
                 break
         self.finish_reason = self.finish_reason or part.finish_reason
-        self.cut = self._cut_part(part, len(texts))
-        self.token_ids += self.cut.token_ids
-        self.rounds += self.cut.accept_lengths
-        self.drafted, self.cached = self.cut.drafted, part.cached
+        tokens = part.token_ids[: len(texts)]
+        self.cut = dataclasses.replace(part, token_ids=tokens, finish_reason=self.finish_reason)
+        self.token_ids += tokens
+        self.rounds += part.accept_lengths
+        self.drafted, self.cached = part.drafted, part.cached
         return texts
 
     def _cut_text(self, text: str, last: bool, early: bool) -> str:
@@ -229,17 +229,6 @@ class Answer:
         waits = 0 if last else max(starts, default=0)
         self._held = held[len(held) - waits :]
         return held[: len(held) - waits]
-
-    def _cut_part(self, part: AnswerPart, tokens: int) -> AnswerPart:
-        """The first `tokens` tokens of a part, with the rounds that emitted them, as if a stop id had ended them."""
-        rounds = part.accept_lengths
-        left = tokens - (len(part.token_ids) - sum(rounds))  # the prompt's pass emits the first token of an answer
-        starts = itertools.accumulate(rounds, initial=0)
-        lengths = [min(length, left - start) for start, length in zip(starts, rounds, strict=False) if start < left]
-        # The rounds of one dispatch have the same number of drafts.
-        drafts = (part.drafted - self.drafted) * len(lengths) // max(len(rounds), 1)
-        counts = {"accept_lengths": lengths, "drafted": self.drafted + drafts, "finish_reason": self.finish_reason}
-        return dataclasses.replace(part, token_ids=part.token_ids[:tokens], **counts)
 
     def usage(self) -> dict[str, Any]:
         accepted = sum(self.rounds) - len(self.rounds)
@@ -262,12 +251,12 @@ class Answer:
         The first token of an answer, from the prefill, has the round -1.
         """
         part = self.cut
-        places = [(-1, False)] * (len(part.token_ids) - sum(part.accept_lengths))
+        places = [(-1, False)] * (len(self.token_ids) == len(texts))
         for number, length in enumerate(part.accept_lengths):
             places += [(number, place + 1 == length) for place in range(length)]
         if not part.accept_lengths:  # plain decoding: each token is a round
             places = [(number - (part.seconds == 0), False) for number in range(len(part.token_ids))]
-        tokens = [[text, *place] for text, place in zip(texts, places, strict=True)]
+        tokens = [[text, *place] for text, place in zip(texts, places, strict=False)]
         return {"tokens": tokens, "rounds": part.accept_lengths, "drafted": part.drafted, "seconds": part.seconds}
 
     def totals(self) -> dict[str, Any]:

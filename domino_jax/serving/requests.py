@@ -36,7 +36,7 @@ class ServedModel:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerPart:
-    """The tokens that one dispatch added to an answer, with the fields of Piece among others.
+    """The tokens that one dispatch added to an answer, with the fields of Generation among others.
 
     drafted, cached: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
     queued, first: seconds from the request's arrival to its row, and from there to its first token.

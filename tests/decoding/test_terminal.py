@@ -8,7 +8,7 @@ import pytest
 import rich.console
 
 from domino_jax.decoding import terminal
-from domino_jax.decoding.api import TextPiece
+from domino_jax.decoding.api import Answer
 from domino_jax.runtime.errors import DataError
 from tests.decoding.test_api import PROMPT, answer
 from tests.helpers.commands import run
@@ -60,7 +60,7 @@ class Answering:
         if not self.fits(prompt):
             raise DataError("the prompt has too many letters.")
         self.asked.append([(message["role"], message["content"]) for message in prompt])
-        yield TextPiece([5, 6], [1], "stop", "yes")
+        yield Answer([5, 6], [1], "stop", 4, "yes")
 
 
 def chat(decoder: Answering, *lines: str) -> str:

@@ -107,13 +107,10 @@ def test_messages_as_clients_send_them_back(engine, reads):
         assert shown(*MESSAGES, {**ECHO, name: "hm"}, *MESSAGES) == plain
 
 
-def test_thinking_is_chosen_by_each_request(engine, reads):
+def test_thinking_seeds_and_top_k_have_their_usual_meanings(engine, reads):
     on, off = (reads(chat_template_kwargs={"enable_thinking": value}).prompt for value in (True, False))
     assert on != off == reads().prompt
     assert "<think>" in engine.served.tokenizer.decode(off) and "<think>" not in engine.served.tokenizer.decode(on)
-
-
-def test_seeds_and_top_k_have_their_usual_meanings(reads):
     assert reads(seed=7).request.seed == 7 == reads(seed=7 + 2**63).request.seed
     assert reads(seed=-1).request.seed != reads(seed=-1).request.seed
     assert reads(top_k=-1, seed=1).request == reads(top_k=0, seed=1).request
@@ -147,11 +144,6 @@ def test_until_min_tokens_no_stop_string_ends_the_answer_either(port):
     text = post(port, asked(ignore_eos=True))[2]["choices"][0]["message"]["content"]
     stop = text[10:13]
     cut = post(port, asked(stop=stop))[2]["usage"]["completion_tokens"]
-    for stream in (False, True):
-        body = asked(stop=[stop, "!" + text[:99]], min_tokens=cut, ignore_eos=True, max_tokens=cut + 9, stream=stream)
-        body["stream_options"] = {"include_usage": True}
-        usage = (stream_of(port, body)[-1] if stream else post(port, body)[2])["usage"]
-        assert cut < usage["completion_tokens"] <= cut + 9
     late = text[text.index(stop) + len(stop) :][8:12]
     answer = post(port, asked(stop=[stop, late], min_tokens=cut, ignore_eos=True))[2]
     assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] > cut
@@ -184,28 +176,21 @@ def test_answers_have_the_ids_of_their_tokens_where_vllm_has_them(engine, port):
     assert "token_ids" not in post(port, asked(max_tokens=2))[2]["choices"][0]
 
 
-def test_the_last_chunk_has_the_times_that_vllms_benchmark_reads(port):
-    last = stream_of(port, asked(max_tokens=4, stream_options={"include_usage": True}))[-1]
-    assert last["metrics"]["queue_time_ms"] >= 0 and last["metrics"]["time_to_first_token_ms"] > 0
-    several = post(port, {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}, TEXT)[2]
-    assert "queue_time_ms" not in several["metrics"]
-
-
-def test_every_chunk_has_the_usage_so_far_where_a_client_wants_it(port):
-    *chunks, last = stream_of(port, asked(stream_options=USAGE))
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and counts[0] < counts[-1] and chunks[-1]["usage"] == last["usage"]
-    assert all("usage" not in chunk for chunk in stream_of(port, asked(max_tokens=4)))
-
-
-def test_the_first_chunk_of_a_chat_has_the_first_text(port):
-    """So clients that take its arrival for that of the first token are right, however long the request waited."""
+def test_a_stream_has_what_load_testers_read(port):
+    """The first text in the first chunk, whose arrival is that of the first token however long it waited;
+    the usage so far in every chunk, and the times in the last one."""
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         others = [pool.submit(post, port, asked(seed=seed, temperature=1.0)) for seed in range(4)]
-        first, *rest = stream_of(port, asked(max_tokens=8))
+        first, *rest, last = stream_of(port, asked(stream_options=USAGE))
         assert all(other.result()[0] == 200 for other in others)
     assert first["choices"][0]["delta"]["role"] == "assistant" and first["choices"][0]["delta"]["content"]
     assert all("role" not in chunk["choices"][0]["delta"] for chunk in rest)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in (first, *rest)]
+    assert counts == sorted(counts) and counts[0] < counts[-1] and rest[-1]["usage"] == last["usage"]
+    assert last["metrics"]["queue_time_ms"] >= 0 and last["metrics"]["time_to_first_token_ms"] > 0
+    assert all("usage" not in chunk for chunk in stream_of(port, asked(max_tokens=4)))
+    several = post(port, {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}, TEXT)[2]
+    assert "queue_time_ms" not in several["metrics"]
 
 
 def test_each_prompt_of_a_list_is_answered_as_if_it_came_alone(port):
