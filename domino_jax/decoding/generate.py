@@ -67,9 +67,7 @@ class Generator(Programs):
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while queue.busy():
-            queue.admit()
-            queue.advance(most)
-            queue.collect()
+            queue.step(most)
             if between:
                 between(sum(request.finish_reason is not None for request in queued))
         answers = [Generation(row.token_ids, row.accept_lengths, row.finish_reason, row.drafted) for row in queued]

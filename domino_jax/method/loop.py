@@ -25,7 +25,7 @@ class DecodeState:
     lengths: int32 [B], committed rows of both caches = absolute position of the anchor.
     anchors: int32 [B], last chosen token, not yet in the caches.  before: int32 [B], the token before it.
     keys: [B], noise keys of the requests.           limits: int32 [B], most tokens to emit (max_new_tokens).
-    tokens: int32 [B, O], emitted so far, then drafts of the last round (emit).  counts: int32 [B], how many.
+    tokens: int32 [B, O], emitted so far.  counts: int32 [B], how many.
     accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
     drafted: int32 [B], drafts that these rounds offered to the target.
     done: bool [B]; a finished row is computed along but never advances.
@@ -66,16 +66,10 @@ class Prompts:
     endless: jax.Array | None = None
 
 
-def emit(
-    state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array, drafts: jax.Array | None = None
-) -> tuple[DecodeState, jax.Array]:
+def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[DecodeState, jax.Array]:
     """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at stop id and limit.
 
     Returns the state and the number of tokens emitted per row. A row is done after a stop id or at its limit.
-
-    Args:
-        drafts: int32 [B, T], each the draft before the token at its place. Those that were not accepted follow the
-            emitted tokens in the buffer until the next round overwrites them.
     """
     index = jnp.arange(tokens.shape[1])
     is_stop = (tokens[:, :, None] == stop_ids).any(-1) & (index < count[:, None])
@@ -86,14 +80,12 @@ def emit(
     stopped = first_stop <= emitted
     emitted = jnp.where(state.done, 0, emitted)
     rows = jnp.arange(tokens.shape[0])
-    where, new = state.counts[:, None] + index, index < emitted[:, None]
-    if drafts is None:  # positions outside the buffer are dropped by the scatter
-        where = jnp.where(new, where, state.tokens.shape[1])
-    written = tokens if drafts is None else jnp.where(new, tokens, drafts)
+    # Positions outside the buffer are dropped by the scatter.
+    where = jnp.where(index < emitted[:, None], state.counts[:, None] + index, state.tokens.shape[1])
     counts = state.counts + emitted
     last = jnp.concatenate([state.before[:, None], state.anchors[:, None], tokens], axis=1)
     state = state.replace(
-        tokens=state.tokens.at[rows[:, None], where].set(written, mode="drop"),
+        tokens=state.tokens.at[rows[:, None], where].set(tokens, mode="drop"),
         counts=counts,
         anchors=last[rows, emitted + 1],
         before=last[rows, emitted],

@@ -78,7 +78,7 @@ def speculative_round(
     else:
         accepted = accept_chain(tokens, chosen)
     # 4) Commit them.
-    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids, None if settings.tree else tokens)
+    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
     # Rows that were finished before have drafted nothing.
     return after.replace(drafted=state.drafted + (tokens.shape[1] - 1) * (after.rounds - state.rounds))
 
@@ -91,17 +91,15 @@ def commit(
     chosen: jax.Array,
     accepted: jax.Array,
     stop_ids: jax.Array,
-    verified: jax.Array | None = None,
 ) -> DecodeState:
     """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
     out: features and cache with a chain's rows, at depths 0..M, right after the committed length.
-    verified: int32 [B, M+1], anchor and drafts of a chain, for `emit`.
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows may be written too: after the new length, and overwritten before they can be read.
     text = TargetRows(out.features, models.embed(chosen), accepted + 1)
     context = models.bound.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
-    state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)
+    state, emitted = emit(state, chosen, accepted + 1, stop_ids)
     return record_round(state.replace(lengths=state.lengths + emitted), emitted)

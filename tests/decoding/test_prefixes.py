@@ -42,9 +42,7 @@ class Chat:
         queue = queue_of(made, self.mode, [prompt], noise, self.prefixes)
         [one] = queue.waiting
         while not one.finish_reason:
-            queue.admit()
-            queue.advance(3)
-            queue.collect()
+            queue.step(3)
         self.read.append(len(prompt) - one.cached)
         [alone] = made.generate([prompt], self.mode, [noise])
         reference = made.divergences([prompt], [alone], [as_answer(one)], [noise])
@@ -145,16 +143,12 @@ def test_requests_that_come_and_go_have_the_texts_that_they_have_alone():
         for _ in range(arrivals):
             queued.append(QueuedRequest(prompts[len(queued)], requests[len(queued)]))
             queue.add(queued[-1])
-        queue.admit()
-        queue.advance(1)
-        queue.collect()
+        queue.step(1)
         sizes.add(len(queue.rows))
     queue.drop(queued[5])
     queue.drop(queued[8])
     while queue.live() or queue.waiting:
-        queue.admit()
-        queue.advance(2)
-        queue.collect()
+        queue.step(2)
         sizes.add(len(queue.rows))
     assert sizes == {1, 4} and [one.finish_reason for one in queued].count(None) == 2
     rest = [index for index in range(9) if index not in (5, 8)]

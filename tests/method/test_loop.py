@@ -57,15 +57,6 @@ def test_emit_cuts_at_the_first_stop_id_and_at_the_limit(tokens, count, limit, e
     assert state.before.tolist() == [expected[-2]]
 
 
-def test_drafts_that_were_not_accepted_follow_the_emitted_tokens():
-    """A round that verified 1 2 3 after the anchor 8, of which 1 was accepted."""
-    drafts = jnp.array([[8, 1, 2, 3]])
-    state, _ = emit(make_state(), jnp.array([[1, 5, 6, 7]]), jnp.array([2]), jnp.array([9]), drafts)
-    assert (state.tokens.tolist(), state.counts.tolist()) == ([[7, 8, 1, 5, 2, 3]], [4])
-    state, _ = emit(state, jnp.array([[4, 0, 0, 0]]), jnp.array([1]), jnp.array([9]), drafts)
-    assert (state.tokens.tolist(), state.counts.tolist()) == ([[7, 8, 1, 5, 4, 1]], [5])
-
-
 def test_a_finished_row_takes_nothing():
     before = make_state(done=jnp.array([True]))
     after, kept = emit(before, jnp.array([[4, 5, 6]]), jnp.array([3]), jnp.array([-1]))
