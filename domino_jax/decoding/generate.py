@@ -10,27 +10,12 @@ from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.queue import Queue, whole_answers
-from domino_jax.decoding.requests import QueuedRequest, Request, with_defaults
+from domino_jax.decoding.requests import Generation, QueuedRequest, Request, with_defaults
 from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Pair
 
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """One answer, or a piece of one that some rounds added.
-
-    token_ids: new tokens only, a stop id included.  accept_lengths: tokens emitted per round, [] when plain.
-    finish_reason: "stop" or "length"; None of a piece before the last.
-    drafts: tokens that its rounds offered to the target.
-    """
-
-    token_ids: list[int]
-    accept_lengths: list[int]
-    finish_reason: str | None
-    drafts: int = 0
 
 
 class Generated(NamedTuple):
@@ -70,8 +55,7 @@ class Generator(Programs):
             queue.step(most)
             if between:
                 between(sum(request.finish_reason is not None for request in queued))
-        answers = [Generation(row.token_ids, row.accept_lengths, row.finish_reason, row.drafted) for row in queued]
-        return Generated(answers, queue.clock)
+        return Generated([entry.next_piece() for entry in queued], queue.clock)
 
     def stream(
         self,
@@ -92,12 +76,9 @@ class Generator(Programs):
         one_row = dataclasses.replace(self, settings=self.settings.change(batch_size=1))
         queue = one_row.queue(models, mode, [prompt], [request], prefixes=prefixes, clock=clock)
         [queued] = queue.waiting
-        tokens, rounds, drafted = 0, 0, 0
         while not queued.finish_reason:
-            queue.step(chunk_rounds if tokens else 0)
-            new, drafts = queued.token_ids[tokens:], queued.drafted - drafted
-            yield Generation(new, queued.accept_lengths[rounds:], queued.finish_reason, drafts)
-            tokens, rounds, drafted = len(queued.token_ids), len(queued.accept_lengths), queued.drafted
+            queue.step(chunk_rounds if queued.token_ids else 0)
+            yield queued.next_piece()
 
     def start(self, models: Pair, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
         """Prefills one batch of batch_size rows, with room for the whole answers and a block of any mode.

@@ -27,6 +27,21 @@ class Request:
     ignore_eos: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One answer, or a piece of one that some rounds added.
+
+    token_ids: new tokens only, a stop id included.  accept_lengths: tokens emitted per round, [] when plain.
+    finish_reason: "stop" or "length"; None of a piece before the last.
+    drafts: tokens that its rounds offered to the target.
+    """
+
+    token_ids: list[int]
+    accept_lengths: list[int]
+    finish_reason: str | None
+    drafts: int = 0
+
+
 @dataclasses.dataclass(eq=False)
 class QueuedRequest:
     """A prompt with its request, and the answer so far.
@@ -35,6 +50,7 @@ class QueuedRequest:
     length: committed tokens, the prompt's included.  drafted: drafts verified so far.
     cached: tokens of the prompt whose keys and values were taken from an earlier text.
     admitted: when it got a row (time.perf_counter).
+    shown: tokens, rounds and drafts of earlier pieces.
     """
 
     prompt: Sequence[int]
@@ -46,6 +62,14 @@ class QueuedRequest:
     drafted: int = 0
     cached: int = 0
     admitted: float = 0.0
+    shown: tuple[int, int, int] = (0, 0, 0)
+
+    def next_piece(self) -> Generation:
+        """What no earlier piece has."""
+        tokens, rounds, drafts = self.shown
+        self.shown = len(self.token_ids), len(self.accept_lengths), self.drafted
+        new = self.token_ids[tokens:], self.accept_lengths[rounds:]
+        return Generation(*new, self.finish_reason, self.drafted - drafts)
 
 
 def with_defaults(request: int | Request, settings: DecodeSettings) -> Request:

@@ -139,10 +139,9 @@ class Exchange:
                 continue  # a stop string ended it
             if part.refusal:
                 raise part.refusal
-            before, texts = answer.cut, answer.add(part)
-            drafts = answer.cut.drafted - (before.drafted if before else 0)
+            last, texts = answer.cut and answer.cut.at, answer.add(part)
             request = self.requests[answer]
-            self.engine.metrics.count(request, answer.cut, before and before.at, drafts)
+            self.engine.metrics.count(request, answer.cut, last)
             if answer.finish_reason:
                 self.engine.cancel(request)
             yield answer, texts

@@ -27,13 +27,8 @@ class Metrics:
         self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
         self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
 
-    def count(self, request: ServedRequest, part: AnswerPart, last: float | None, drafts: int) -> None:
-        """A part that is cut to what its client gets.
-
-        Args:
-            last: when the part before was read; None: there was none.
-            drafts: that the rounds of this part offered to the target.
-        """
+    def count(self, request: ServedRequest, part: AnswerPart, last: float | None) -> None:
+        """A part that is cut to what its client gets. last: when the part before was read; None: there was none."""
         new, rounds = len(part.token_ids), part.accept_lengths
         if last is None:
             self.prompt.inc(len(request.prompt))
@@ -43,7 +38,7 @@ class Metrics:
                 self.between.observe((part.at - last) / new)
         self.generated.inc(new)
         self.drafts.inc(len(rounds))
-        self.draft_tokens.inc(drafts)
+        self.draft_tokens.inc(part.drafts)
         self.accepted.inc(sum(rounds) - len(rounds))
         if part.finish_reason:
             self.whole.observe(part.at - request.arrived)

@@ -213,7 +213,7 @@ class Answer:
         self.cut = dataclasses.replace(part, token_ids=tokens, finish_reason=self.finish_reason)
         self.token_ids += tokens
         self.rounds += part.accept_lengths
-        self.drafted, self.cached = part.drafted, part.cached
+        self.drafted, self.cached = self.drafted + part.drafts, part.cached
         return texts
 
     def _cut_text(self, text: str, last: bool, early: bool) -> str:
@@ -257,7 +257,7 @@ class Answer:
         if not part.accept_lengths:  # plain decoding: each token is a round
             places = [(number - (part.seconds == 0), False) for number in range(len(part.token_ids))]
         tokens = [[text, *place] for text, place in zip(texts, places, strict=False)]
-        return {"tokens": tokens, "rounds": part.accept_lengths, "drafted": part.drafted, "seconds": part.seconds}
+        return {"tokens": tokens, "rounds": part.accept_lengths, "drafted": self.drafted, "seconds": part.seconds}
 
     def totals(self) -> dict[str, Any]:
         """The usage, and the acceptance and the times where vLLM has them: AIPerf and `vllm bench serve` read them."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.prefixes import Prefixes
-from domino_jax.decoding.requests import QueuedRequest
+from domino_jax.decoding.requests import Generation, QueuedRequest
 from domino_jax.method.pair import Pair
 
 
@@ -35,18 +35,14 @@ class ServedModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnswerPart:
-    """The tokens that one dispatch added to an answer, with the fields of Generation among others.
+class AnswerPart(Generation):
+    """The tokens that one dispatch added to an answer.
 
-    drafted, cached: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
+    cached: of QueuedRequest.  seconds: of the dispatch.  refusal: if the request failed, why.
     queued, first: seconds from the request's arrival to its row, and from there to its first token.
     at: when it was read (time.perf_counter).
     """
 
-    token_ids: list[int]
-    accept_lengths: list[int]
-    finish_reason: str | None
-    drafted: int = 0
     cached: int = 0
     seconds: float = 0.0
     queued: float = 0.0
@@ -68,15 +64,12 @@ class ServedRequest(QueuedRequest):
     queued: bool = False
     awaited: Future | None = None
     first: float | None = None
-    delivered_tokens: int = 0
-    delivered_rounds: int = 0
 
     def next_part(self, seconds: float) -> AnswerPart | None:
         """The part that was not delivered yet; None where there is none: an admission also reads the rows of others."""
-        tokens, rounds = self.token_ids[self.delivered_tokens :], self.accept_lengths[self.delivered_rounds :]
-        if not (tokens or self.finish_reason):
+        piece = self.next_piece()
+        if not (piece.token_ids or piece.finish_reason):
             return None
-        self.delivered_tokens, self.delivered_rounds = len(self.token_ids), len(self.accept_lengths)
         self.first = self.first or time.perf_counter()
         times = seconds, self.admitted - self.arrived, self.first - self.admitted
-        return AnswerPart(tokens, rounds, self.finish_reason, self.drafted, self.cached, *times)
+        return AnswerPart(*vars(piece).values(), self.cached, *times)

@@ -18,12 +18,12 @@ from tests.helpers.paths import ROOT
 
 QUESTION = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does Laura have now?"
 MODEL = "tiny_qwen3"
-# One size of caches, so that few programs are compiled.
+# One size of caches and of batches, so that few programs are compiled.
 SETTINGS = (
     "--config.decode.cache_length=256",
     "--config.decode.max_new_tokens=96",
     "--config.decode.modes=('autoregressive','draft')",
-    "--config.serve.batch_size=4",
+    "--config.serve.batch_size=3",
 )
 
 

@@ -131,12 +131,13 @@ def test_a_max_tokens_above_the_limit_is_cut_to_what_fits(port, reads):
 def test_ignore_eos_and_min_tokens_give_the_text_of_plain_decoding(engine, port, reads):
     served, prompt = engine.served, reads().prompt
     usual = post(port, asked(mode="draft"))[2]["usage"]["completion_tokens"]
-    for fields in ({"ignore_eos": True}, {"min_tokens": usual + 6}):
-        request = Request(0, 0, 96, served.generator.settings.sampling, **fields)
-        [plain] = served.generator.generate(served.models, [prompt], "autoregressive", [request]).answers
+    cases = ({"ignore_eos": True}, {"min_tokens": usual + 6})
+    requests = [Request(0, 0, 96, served.generator.settings.sampling, **fields) for fields in cases]
+    plain = served.generator.generate(served.models, [prompt] * 2, "autoregressive", requests).answers
+    for fields, expected in zip(cases, plain, strict=True):
         answer = post(port, asked(mode="draft", **fields))[2]
-        assert answer["choices"][0]["message"]["content"] == served.tokenizer.decode(plain.token_ids, True)
-        assert answer["usage"]["completion_tokens"] == len(plain.token_ids) >= usual + 6
+        assert answer["choices"][0]["message"]["content"] == served.tokenizer.decode(expected.token_ids, True)
+        assert answer["usage"]["completion_tokens"] == len(expected.token_ids) >= usual + 6
 
 
 def test_until_min_tokens_no_stop_string_ends_the_answer_either(port):
