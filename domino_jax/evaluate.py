@@ -208,7 +208,7 @@ def answers_file(source: str) -> str:
 
 
 def judge(models: Pair, settings: DecodeSettings, answers: Sequence[TargetAnswer], source: str) -> list[Accepted]:
-    """What one drafter would have had accepted of the answers; source: of the answers, in messages."""
+    """The drafts of one drafter that the target accepts in the answers; source: names them in messages."""
     check_answers(answers, models, source)
     config = models.drafter.config
     drafting = lower_to_drafter(settings, config).drafting_of(DRAFT, config)

@@ -151,7 +151,7 @@ def process_devices() -> list[jax.Device]:
 def origin_of(
     rows: Sequence[Mapping[str, Any]], identity: Mapping[str, Any], quantize: str | None, settings: DecodeSettings
 ) -> dict[str, Any]:
-    """What decides what the answers to rows say, as JSON values. Batch size, drafter and processes change nothing."""
+    """The JSON values that decide the answers to rows. Batch size, drafter and processes change nothing."""
     return {
         "prompts_sha256": digest_rows(rows),
         "target": {**identity, "quantize": quantize, "dtype": settings.dtype},

@@ -65,7 +65,7 @@ class AnswerFiles:
     """
 
     def __init__(self, output: Path, ids: Sequence[str], origin: Mapping[str, Any], processes: ProcessGroup = ALONE):
-        """ids: of the rows, in order.  origin: JSON values that decide what the rows say."""
+        """ids: of the rows, in order.  origin: JSON values that decide the answers."""
         self.output = output
         self.ids = ids
         self.origin = dict(origin)

@@ -10,7 +10,7 @@ SHOWN = 3  # messages
 
 @dataclasses.dataclass
 class BadRows:
-    """count: of all.  messages: of the first ones; each names the place of its row."""
+    """Their count, and messages about the first ones, each with the place of its row."""
 
     count: int = 0
     messages: list[str] = dataclasses.field(default_factory=list)

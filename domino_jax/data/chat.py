@@ -29,8 +29,8 @@ from domino_jax.runtime.errors import DataError, check_value, first_line, quote,
 
 PROBE = "domino-probe"  # no template treats this text specially
 WRITTEN = ("content", "reasoning_content", "reasoning", "thinking")  # what a message says, if a template writes it
-# What templates that write today's date write into rows and prompts of files, so that these do not change at midnight:
-# the date that Llama 3.2's template has where there is no clock.
+# Templates that write today's date write this one into rows and prompts of files, which must not change at midnight:
+# Llama 3.2's template has it where there is no clock.
 DATE = datetime.date(2024, 7, 26)
 _CODES = [f"%{flag}{letter}" for letter in "aAbBcdeFHIjmMpSxXyY" for flag in ("-", "")]
 # strftime_now for that date. A macro, because transformers gives a template plain data and no functions.

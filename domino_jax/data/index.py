@@ -32,7 +32,7 @@ FORMAT = 3
 LINES_PER_TASK = 256
 READ_BYTES = 1 << 26
 ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
-# What a tokenizer is made of: the first group of files that is there, with the settings beside it.
+# A tokenizer is made of the first group of files that exists, with the settings beside it.
 TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 UNREAD = ("name_or_path", "transformers_version", "auto_map")  # keys of tokenizer_config.json that decide nothing

@@ -158,7 +158,7 @@ class TrainingRows:
         return next(iter(self._index.first_rows[self._index.tokens == token].tolist()), None)
 
     def counts(self) -> dict[str, int]:
-        """What preflight.json and model cards state; tokens are those of the usable rows, after truncation."""
+        """The counts of preflight.json and model cards; tokens of the usable rows, after truncation."""
         return {
             "rows": len(self),
             "rows_read": self.num_read,

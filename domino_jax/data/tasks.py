@@ -1,7 +1,7 @@
 """The ten benchmark tasks of the paper: which rows of a dataset, and the exact words around them.
 
-The strings are those of the public scripts of Domino and DFlash, character for character; they matter for τ. Where they
-leave something open, a comment says so. All answers come from the chat template with thinking off and no system
+The strings are taken from the public scripts of Domino and DFlash, character for character; they matter for τ. Where
+they leave something open, a comment says so. All answers come from the chat template with thinking off and no system
 prompt (config.decode.thinking).
 
 Which rows: a dataset with more rows than the paper takes is shuffled with seed 0 and cut (`datasets`' own

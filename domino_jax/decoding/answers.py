@@ -39,7 +39,7 @@ LEAST_CHOSEN = 0.95  # share of the tokens of answers that are the target's choi
 
 @dataclasses.dataclass(frozen=True)
 class TargetAnswer:
-    """What the target read and what it answered, as token ids.
+    """A prompt that the target read, and its answer, as token ids.
 
     request: with seed and sampling, of the answer's noise.  task: of its prompt, None without one.
     """

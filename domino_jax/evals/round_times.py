@@ -149,7 +149,7 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
         def turn(_, carry):
             tokens, cache = carry
             chosen, out = _verified(models, _moved(state, tokens[:, 0]), cache, tokens, sampling)
-            # What the drafter reads is used, as a round uses it; its sum is far below a token id.
+            # A round uses the features, so they are used here; their sum is far below a token id.
             return chosen + (1e-30 * out.features.sum()).astype(jnp.int32), out.cache
 
         return jax.lax.fori_loop(0, turns, turn, (_block(models, state, settings), state.target_cache))

@@ -7,7 +7,6 @@ from typing import Any
 
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.pair import Pair
-from domino_jax.weights.draft_vocab import copied_bytes
 from domino_jax.weights.loading import LoadedTarget
 
 
@@ -38,7 +37,7 @@ class RunInfo:
     source: PromptSource
 
     def origin(self) -> dict[str, Any]:
-        """What decides what is decoded, as JSON values by section; paths and file names do not count."""
+        """The values that decide what is decoded, by section; paths and file names do not count."""
         models = {"target": {**self.target}, "drafter": {**(self.drafter or {})}}
         for model in models.values():
             model.pop("path", None)
@@ -56,7 +55,6 @@ class RunInfo:
             "shift_label": config.shift_label,
             "layers": config.num_hidden_layers,
             "target_layer_ids": list(config.target_layer_ids),
-            "draft_vocab_bytes": copied_bytes(models.drafter_params) if settings.drafting.draft_vocab else 0,
         }
         return {
             "settings": self.requested.as_json(),

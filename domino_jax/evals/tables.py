@@ -86,9 +86,6 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     notes = [_round_note(mode, figures) for mode, figures in report["modes"].items() if figures["time_split"]]
     if report["drafter"]:
         notes.append(width_note(report))
-        if copies := report["drafter"].get("draft_vocab_bytes"):
-            size = report["settings"]["draft_vocab"]
-            notes.append(f"Drafts are among {size:,} tokens, whose columns are copied: {copies / 1e6:,.1f} MB.")
     if spread:
         notes.append(f"In brackets: 95 % intervals by the bootstrap over {report['interval_of']['over']}.")
     return notes

@@ -89,11 +89,6 @@ def lm_head_of(target: Qwen3Config, params: Params) -> Matrix:
     return params["embed_tokens"]["embedding"].T if target.tie_word_embeddings else params["lm_head"]["kernel"]
 
 
-def copied_bytes(params: Params) -> int:
-    """Bytes of the columns that `with_draft_vocab` copied into these parameters."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves([params["lm_head"], params.get("head", {}).get("up")]))
-
-
 def _columns(matrix: Matrix, tokens: np.ndarray, path: tuple[str, ...], place: Sharding) -> Matrix:
     """matrix [X, V] → [X, N]; of one in eight bits its scales as well."""
     if is_quantized(matrix):

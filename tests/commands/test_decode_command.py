@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from domino_jax.evals.run import Runner
-from domino_jax.evals.run_info import PromptSource
-from domino_jax.recipe.prompt_rows import report_limit
 from tests.helpers import train_runs
 from tests.helpers.commands import run
 from tests.helpers.models import rewrite_tensors
@@ -145,13 +143,6 @@ def test_other_settings_and_prompts_that_changed_in_their_file_are_refused(copie
         assert code == 2 and "holds a decoding of something else" in error and "prompts.sha256: " in error
     finally:
         file.write_text(whole)
-
-
-def test_prompts_that_num_prompts_leaves_out_are_counted(tmp_path, capsys):
-    file = write_prompts(tmp_path, [{"token_ids": [32]}] * 66)
-    for rows in (64, 66):
-        report_limit(PromptSource(str(file), limit=64), rows)
-    assert capsys.readouterr().out == f"{file}: 64 of 66 prompts (config.decode.num_prompts; 0 decodes all)\n"
 
 
 def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(finished):

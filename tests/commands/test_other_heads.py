@@ -84,7 +84,7 @@ def test_a_run_evaluates_exports_and_decodes(finished, head):
     report = json.loads((finished(head) / "report" / "report.json").read_text())
     assert report["identical_outputs"]["draft"]["same"] == 2
     assert report["drafter"]["head"] == head and report["round_widths"]["draft"] == 4
-    assert (report["drafter"]["draft_vocab_bytes"] > 0) == (head == "dflash2")
+    assert bool(report["settings"]["draft_vocab"]) == (head == "dflash2")
     for name in ("plots/losses.png", "plots/tau.png", "plots/tau_by_width.png"):
         assert (finished(head) / name).stat().st_size > 500, name
 

@@ -150,13 +150,6 @@ def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file
         answer_all(target, PROMPTS, rows_file, SETTINGS)
 
 
-@pytest.mark.long
-def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path):
-    other = tmp_path / "other.jsonl"
-    answer_all(target, PROMPTS, other, dataclasses.replace(SETTINGS, batch_size=5))
-    assert rows_of(other) == rows_of(rows_file)
-
-
 def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_path):
     chat = dataclasses.replace(target, tokenizer=BytesTokenizer())
     messages = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "OLD"}]

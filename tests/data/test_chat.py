@@ -30,11 +30,6 @@ def tokenizer():
     return make_tokenizer()
 
 
-def test_an_answer_that_repeats_the_question_or_starts_like_a_tag_is_found_in_its_place(tokenizer):
-    row = encode_training_row(tokenizer, {"messages": turns("<th", "<th", "<th", "<th")}, thinking=False)
-    assert marked(tokenizer, row).count("[<th<|im_end|>]") == 2
-
-
 def test_no_token_straddles_the_start_of_an_answer():
     plain = make_tokenizer(
         "{% for m in messages %}{{ m.role + ':\n' + m.content + '<|im_end|>' }}{% endfor %}"

@@ -128,15 +128,6 @@ def test_every_answer_is_learned_once_and_rows_come_in_the_order_of_their_answer
     assert texts == [[f"{THOUGHT}B.{END}"], [call, f"{THOUGHT}B.{END}"], [f"{EMPTY}F.{END}"]]
 
 
-def test_thinking_off_answers_without_thoughts_are_learned_in_one_row(qwen):
-    [row] = rows_of(qwen, [{"role": "system", "content": "Be brief."}, *turns("a?", "B.", "c?", "D.")], thinking=False)
-    assert marked(qwen, row) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n"
-        f"[B.<|im_end|>]\n<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n{EMPTY}[D.<|im_end|>]\n"
-    )
-    check_ids(qwen, row)
-
-
 def test_tool_calls_are_supervised_and_tool_results_are_not(qwen):
     row = encode_training_row(qwen, {"messages": TOOL_MESSAGES}, thinking=False)
     assert marked(qwen, row) == (

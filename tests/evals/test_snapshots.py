@@ -1,4 +1,4 @@
-"""What people read of a run: console tables, model cards and report.html, as in tests/snapshots (pytest --update)."""
+"""The texts of a run for people: tables, model cards and report.html, as in tests/snapshots (pytest --update)."""
 
 import dataclasses
 import io
@@ -54,7 +54,7 @@ def deeper_tree() -> dict:
 
 
 def parameter_line() -> str:
-    """What a training prints about its parameters, here over a mesh of 8 devices."""
+    """The line of a training about its parameters, here over a mesh of 8 devices."""
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     specs = {"a": ("fsdp", "tensor"), "b": (), "c": (("data", "fsdp"), None)}
     places = {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, spec in specs.items()}
