@@ -52,15 +52,11 @@ def initialize(mode: str = "auto", preemptible: bool = True) -> None:
 
 
 def _place() -> dict:
-    values = [os.environ.get(name) for name in PLACE]
-    try:
-        address, count, process = values[0], int(values[1]), int(values[2])
-    except (TypeError, ValueError):
-        address = None
-    if not address:
-        pairs = ", ".join(f"{name} is {value!r}" for name, value in zip(PLACE, values, strict=True))
+    address, count, process = (os.environ.get(name, "") for name in PLACE)
+    if not (address and count.isdecimal() and process.isdecimal()):
+        pairs = ", ".join(f"{name} is {os.environ.get(name)!r}" for name in PLACE)
         raise DominoError(f"{pairs}: set them to HOST:PORT, the number of processes and the number of this one.")
-    place = {"coordinator_address": address, "num_processes": count, "process_id": process}
+    place = {"coordinator_address": address, "num_processes": int(count), "process_id": int(process)}
     # JAX would listen on every interface; a coordinator on the loopback is served there alone.
     bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or (address if address.startswith(LOOPBACK) else None)
     return {**place, "coordinator_bind_address": bind, "cluster_detection_method": "deactivate"}
