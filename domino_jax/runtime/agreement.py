@@ -12,7 +12,7 @@ import os
 import pathlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ SHARED_SECONDS = 10.0  # until a file of one machine shows on the others, at mos
 # A restart by a launcher waits for the lock: on a shared disk a machine that was lost holds it until its lease ends,
 # 90 seconds by default on an NFS server.
 LEASE_SECONDS = 120.0
+SAME = "start the same command with the same files on every machine"
 _BARRIERS = itertools.count()  # each wait has a separate name
 
 
@@ -98,12 +99,12 @@ def _broadcast(data: bytes) -> bytes:
 # ---------------------------------------------------------------- one run on several machines
 
 
-def refuse_differences(values: Mapping[str, Any]) -> None:
+def refuse_differences(values: Mapping[str, Any], change: str = SAME) -> None:
     """A DominoError in every process if one of them has another value than process 0 has.
 
     Without it each process would compile a different program: at best they would hang in a collective.
 
-    values: JSON values by what a message calls them; the names are the same in every process.
+    values: JSON values by what a message calls them; in the same order in every process.  change: what to do.
     """
     if jax.process_count() == 1:
         return
@@ -112,10 +113,8 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
     different = (everywhere != everywhere[0]).any(axis=-1)
     for name, processes in zip(values, different.T, strict=True):
         if processes.any():
-            raise DominoError(
-                f"{name} of process {_list(processes)} and of process 0 differ: start the same command with the"
-                " same files on every machine."
-            )
+            others = ", ".join(map(str, np.flatnonzero(processes)))
+            raise DominoError(f"{name} of process {others} and of process 0 differ: {change}.")
 
 
 def refuse_own_folder(folder: epath.Path) -> None:
@@ -130,14 +129,11 @@ def refuse_own_folder(folder: epath.Path) -> None:
     until = time.monotonic() + SHARED_SECONDS
     while not (seen := probe.exists()) and time.monotonic() < until:
         time.sleep(0.5)
-    blind = np.asarray(multihost_utils.process_allgather(np.uint8(not seen)))
-    if jax.process_index() == 0:
-        probe.unlink()
-    if blind.any():
-        raise DominoError(
-            f"{folder} is not the same folder on every machine: process {_list(blind)} does not see what process 0"
-            " writes there. Name a folder on a shared disk or in a bucket (gs://)."
-        )
+    try:
+        refuse_differences({f"the folders {folder}": seen}, "name one on a shared disk or in a bucket (gs://)")
+    finally:
+        if jax.process_index() == 0:
+            probe.unlink()
 
 
 @contextlib.contextmanager
@@ -160,7 +156,3 @@ def only_run(workdir: epath.Path) -> Iterator[None]:
                     raise
                 time.sleep(0.5)
         yield
-
-
-def _list(processes: Sequence[bool]) -> str:
-    return ", ".join(str(number) for number in np.flatnonzero(processes))

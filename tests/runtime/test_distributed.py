@@ -197,7 +197,9 @@ def test_what_differs_between_machines_and_what_process_0_meets_is_reported_in_a
         lines = [line for line in out.splitlines() if line.startswith(("fine", "refused"))]
         assert lines[0] == lines[2] == "fine"
         assert lines[1].startswith("refused: the code of process 1 and of process 0 differ: start the same")
-        assert lines[3].startswith(f"refused: {tmp_path}/{number} is not the same folder on every machine: process 1 ")
+        assert lines[3].startswith(
+            f"refused: the folders {tmp_path}/{number} of process 1 and of process 0 differ: name one"
+        )
         assert ("no room" in lines[4], "process 0" in lines[4]) == (number == 0, number == 1)
         assert "answer ['of', 0]" in out
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"]
