@@ -140,24 +140,14 @@ def test_a_changed_recipe_is_refused_field_by_field(files, finished, capsys):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("target.path", "/no/such/folder", "/no/such/folder"),
         ("drafter.mask_token_id", 260, "260"),
         ("drafter.target_layer_ids", "(1,5)", "--config.drafter.target_layer_ids"),
-        ("data.train", "/no/rows.jsonl", "/no/rows.jsonl"),
     ],
 )
 def test_a_mistake_is_one_short_message(files, tmp_path, capsys, key, value, expected):
     assert start([*arguments(files, tmp_path / "run"), f"--config.{key}={value}"]) == 2
     message = capsys.readouterr().err
     assert expected in message and "Traceback" not in message and len(message.splitlines()) <= 5
-
-
-def test_a_file_in_the_place_of_the_workdir_is_refused_before_anything_is_loaded(files, tmp_path, capsys):
-    path = tmp_path / "run"
-    path.write_text("")
-    assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
-    message = capsys.readouterr().err
-    assert f"{path} cannot be opened or written: File exists" in message and len(message.splitlines()) == 2
 
 
 @pytest.mark.parametrize("when", [{"config__eval__every": 1}, {"config__eval__final": True}])

@@ -332,17 +332,3 @@ def wait_until(condition, seconds=120):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_survivor_of_a_killed_process_leaves_and_all_start_again(recipe, plain, tmp_path, victim):
-    workdir = tmp_path / "run"
-    launcher = start(recipe, workdir, max_restarts=1, DOMINO_HEARTBEAT_SECONDS="10")
-    wait_for_step(launcher, workdir, 20)
-    before = ranks(launcher)
-    kill(before[victim])
-    started = time.monotonic()
-    wait_until(lambda: ranks(launcher).keys() == {0, 1} and not set(before.values()) & set(ranks(launcher).values()))
-    assert time.monotonic() - started < 30
-    finish(launcher, workdir)
-    assert_identical(Run.of(workdir), plain[1])

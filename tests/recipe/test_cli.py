@@ -1,8 +1,5 @@
 """cli.py: every mistake on the command line is one message on stderr and exit code 2."""
 
-import subprocess
-import sys
-
 import pytest
 
 from domino_jax.recipe import cli
@@ -41,15 +38,6 @@ def test_given_flags_and_overrides_arrive_typed(capsys):
 
 
 RUN_FLAGS = ("distributed", "dry_run", "topology")
-
-
-def test_the_flags_of_a_run_have_their_defaults_and_arrive():
-    for words, expected in (
-        ([], ("auto", False, None)),
-        (["--dry_run", "--topology=v5e:4x4", "--distributed=off"], ("off", True, "v5e:4x4")),
-    ):
-        flags = cli.parse(["command", "--workdir=w", *words], ("workdir",), RUN_FLAGS)
-        assert (flags.distributed, flags.dry_run, flags.topology) == expected
 
 
 @pytest.mark.parametrize(
@@ -128,13 +116,6 @@ def test_help_lists_the_flags_of_the_command(capsys):
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert "--config" in shown and "--output" in shown and "--prompts" not in shown
-
-
-def test_a_recipe_is_read_from_any_folder(tmp_path):
-    program = "from domino_jax.recipe import cli; cli.run(lambda flags: print(flags.config.target.path), ('config',))"
-    environment, streams = {"PYTHONPATH": str(ROOT), "PATH": ""}, {"capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", program, TINY], cwd=tmp_path, env=environment, **streams, check=True)
-    assert done.stdout.strip() == str(ROOT / "assets" / "tiny_qwen3")
 
 
 def test_an_error_message_neither_fills_the_terminal_nor_commands_it(capsys):

@@ -120,7 +120,6 @@ HARM = {
     "file cut": (lambda folder: os.truncate(data_file(folder), 3), "its content changed"),
     "item deleted": (lambda folder: shutil.rmtree(folder / "state"), "state/_METADATA: missing"),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json: missing"),
-    "manifest of a list": (lambda folder: (folder / "manifest.json").write_text("[]"), UNSIGNED),
     "manifest edited": (forget_a_file, UNSIGNED),
     "another step's": (lambda folder: manifest.write(folder, 5), "manifest.json: is that of step 5"),
 }

@@ -102,15 +102,6 @@ def test_a_finished_run_is_shown_until_all_its_checkpoints_are_gone(files, whole
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_without_its_marker_takes_no_step_and_writes_it_again(files, whole, tmp_path, capsys):
-    workdir = copy(whole, tmp_path)
-    (workdir / "finished.json").unlink()
-    assert start(command(files, workdir)) == 0
-    assert "continues from step 8" in capsys.readouterr().out
-    for name in ("finished.json", "metrics.jsonl", "export/model.safetensors"):
-        assert (workdir / name).read_bytes() == (whole / name).read_bytes(), name
-
-
 def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_it(
     files, whole, tmp_path, monkeypatch, capsys
 ):

@@ -60,13 +60,6 @@ def test_a_broken_row_in_the_middle_is_named_by_its_line(tmp_path):
         read_rows(file)
 
 
-def test_a_start_without_a_row_leaves_every_byte_and_makes_no_file(tmp_path):
-    write_steps(tmp_path, [2, 4])
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    write_steps(tmp_path, [], start_step=2)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
 def test_processes_other_than_the_first_write_and_say_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     write_steps(tmp_path / "run", [1])
