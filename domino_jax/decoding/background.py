@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -132,6 +132,17 @@ class BackgroundGenerator(Generator):
         """Compiles programs at once, and returns when the last one is compiled."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(functools.partial(self._compile_on, jax.sharding.get_mesh()), programs))
+
+    def compile_later(self, programs: Iterator[Program]) -> None:
+        """Compiles programs one after another. Programs that are demanded meanwhile come first."""
+
+        def demand_next(mesh: Mesh) -> None:
+            with jax.set_mesh(mesh):
+                if program := next(programs, None):
+                    self.demand(program)
+                    self.pool.submit(demand_next, mesh).add_done_callback(self._report)
+
+        self.pool.submit(demand_next, jax.sharding.get_mesh()).add_done_callback(self._report)
 
     def _report(self, future: Future) -> None:
         if not future.cancelled() and (error := future.exception()):

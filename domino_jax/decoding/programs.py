@@ -34,6 +34,7 @@ class Clock:
     """Wall seconds of a run, compilation separate.
 
     decode_tokens: without each row's first token, the prefill's.  drafts: that the rounds offered to the target.
+    prefix_waits: texts that were not stored or not started from because the program for it was not compiled yet.
     widths, exploring_seconds: where the width is adaptive, rounds by their drafts, and what exploring cost.
     """
 
@@ -43,6 +44,7 @@ class Clock:
     decode_tokens: int = 0
     drafts: int = 0
     exploring_seconds: float = 0.0
+    prefix_waits: int = 0
     widths: dict[str, int] = dataclasses.field(default_factory=Counter)
 
     def __post_init__(self):

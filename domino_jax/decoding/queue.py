@@ -232,6 +232,7 @@ class Queue:
                 program = shorter
             else:
                 first.cached = 0
+                self.clock.prefix_waits += 1
         state = self.generator.run(self.clock, program)
         return state.replace(sampling=state.sampling.replace(kind=self.kind)) if self.open else state
 
@@ -257,10 +258,12 @@ class Queue:
     def store(self, row: int, request: QueuedRequest) -> None:
         """Stores the caches of a row that is done, cut to its text."""
         program = keep_program(self.state, row, self.generator.slots(request.length))
-        if self.generator.at_hand(program):
-            caches = self.generator.run(self.clock, program)
-            text = np.array([*request.prompt, *request.token_ids][: request.length], np.int32)
-            self.prefixes.add(CachedText(text, *caches))
+        if not self.generator.at_hand(program):
+            self.clock.prefix_waits += 1
+            return
+        caches = self.generator.run(self.clock, program)
+        text = np.array([*request.prompt, *request.token_ids][: request.length], np.int32)
+        self.prefixes.add(CachedText(text, *caches))
 
 
 def whole_answers(generator: Programs, requests: Sequence[QueuedRequest]) -> int:

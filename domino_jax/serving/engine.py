@@ -11,7 +11,7 @@ from domino_jax.decoding.background import BackgroundGenerator, first_missing
 from domino_jax.decoding.queue import Queue
 from domino_jax.runtime.errors import first_line
 from domino_jax.serving.metrics import Metrics
-from domino_jax.serving.readiness import Readiness
+from domino_jax.serving.readiness import Readiness, chat_programs
 from domino_jax.serving.requests import AnswerPart, Refusal, ServedModel, ServedRequest
 
 ROUNDS = 4  # of a dispatch at most: a new request or a lost client waits for them
@@ -99,6 +99,7 @@ class Engine(threading.Thread):
                 self._queues = {mode: self._new_queue(mode) for mode in self.served.modes}
                 with self._changed:
                     self.status = READY if self.status == LOADING else self.status
+                self._generator.compile_later(chat_programs(self._generator, self.served.models, mode))
                 while self._take_messages():
                     for request in self._held():
                         if error := request.awaited and request.awaited.done() and request.awaited.exception():
@@ -153,7 +154,7 @@ class Engine(threading.Thread):
         if not queue.busy():
             return
         try:
-            queue.general = False
+            queue.general, waits = False, queue.clock.prefix_waits
             # Its own size if the programs for it are there, and those for the way back.
             if not queue.settled() and (program := first_missing(queue, False, True)):
                 self._generator.demand(program)
@@ -164,6 +165,7 @@ class Engine(threading.Thread):
                 before = queue.clock.decode_seconds
                 queue.advance(ROUNDS)
                 self._deliver(queue, queue.clock.decode_seconds - before)  # without compilation
+            self.metrics.prefix_waits.inc(queue.clock.prefix_waits - waits)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -21,6 +21,9 @@ class Metrics:
         self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
         self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
         self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")
+        self.prefix_waits = new(
+            Counter, "prefix_waits", "Texts not reused because a program for it was being compiled."
+        )
         self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
         self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         self.first = new(Histogram, "time_to_first_token_seconds", "Arrival to first token.", buckets=seconds)

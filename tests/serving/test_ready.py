@@ -7,6 +7,7 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import os
 import queue as queues
 import signal
@@ -32,7 +33,7 @@ from tests.helpers.serving import SETTINGS, asked, get, post, wait_for
 
 pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not installed")
 from domino_jax.serving.engine import Engine
-from domino_jax.serving.readiness import usual_programs
+from domino_jax.serving.readiness import chat_programs, usual_programs
 from domino_jax.serving.requests import ServedModel, ServedRequest
 
 pytestmark = pytest.mark.long
@@ -191,7 +192,7 @@ def test_a_program_that_cannot_be_compiled_fails_the_requests_that_need_it_and_l
     assert again.answer() == plain([again])[0]
 
 
-def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready():
+def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready_and_then_those_of_a_second_turn():
     """Three prefills, which any prompt is padded to, their admissions, the empty batch and its rounds."""
     models = programs.models_on(sharding.make_mesh(1, 1, 1, jax.devices()[:1]), "8b", layers=3)
     settings = serve.settings_of(cli.parse(["serve", "--config=configs/qwen3_8b.py"], ("config",)))
@@ -199,9 +200,14 @@ def test_a_server_of_8b_compiles_eight_programs_before_it_is_ready():
     usual = [program.key for program in usual_programs(generator, models, "draft")]
     assert collections.Counter(key[0] for key in usual) == {"prefill": 3, "admit": 3, "empty": 1, "draft": 1}
     assert [key[0] for key in usual[4:]] == ["empty", "admit", "admit", "admit"]  # the large ones begin first
+    later = (program.key for program in chat_programs(generator, models, "draft") if program.key not in usual)
+    assert list(itertools.islice(later, 2)) == [
+        ("keep", 16, 4096, True, 256),
+        ("prefill", 1, 64, 256, False, usual[0][-1], 256),  # 64 tokens after the rows of the earlier text
+    ]
 
 
-def test_a_turn_is_read_whole_until_the_programs_that_start_from_earlier_caches_are_compiled(engine, gate):
+def test_a_turn_that_is_read_whole_because_of_a_compilation_is_counted(engine, gate):
     first = Asking(engine, 3, SamplingParams(), tokens=3, prompt=[5, 6] * 20)
     prompt = [*first.prompt, *first.answer(), *[5] * 9]
 
@@ -210,7 +216,7 @@ def test_a_turn_is_read_whole_until_the_programs_that_start_from_earlier_caches_
         assert turn.answer()
         return turn.cached
 
-    assert cached() == 0
+    assert cached() == 0 and engine.metrics.prefix_waits._value.get() > 0
     gate.open.set()
     assert wait_for(cached) >= 16 and waited(engine) == 0
 
