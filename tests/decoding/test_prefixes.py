@@ -15,12 +15,18 @@ from tests.helpers.decoding_models import make_generator, random_models, random_
 
 SYSTEM, FIRST, SECOND, OTHER = random_prompts(4, 20, 20, seed=9)
 SHAPE = {"cache_length": 160, "max_new_tokens": 12, "batch_size": 4, "tree": TreeSettings(9, 4, 8)}
-CASES = [("domino", "autoregressive"), ("domino", "tree"), *((drafter, "draft") for drafter in DRAFTERS)]
+CACHED = ("none", "domino windowed", "dflash2", "eagle3")  # drafters that keep different things of a text
+CASES = [("domino", "autoregressive"), ("domino", "tree"), *((drafter, "draft") for drafter in CACHED)]
 
 
 @functools.lru_cache
 def generator(drafter: str):
     return make_generator(random_models(4, **DRAFTERS[drafter]), **SHAPE, sampling=SamplingParams(0.8, top_k=20))
+
+
+@functools.lru_cache
+def hot_generator(drafter: str):
+    return make_generator(random_models(4, **DRAFTERS[drafter]), batch_size=2, sampling=SamplingParams(4.0))
 
 
 def queue_of(made, mode: str, prompts, noise: int = 0, prefixes: Prefixes | None = None) -> Queue:
@@ -68,7 +74,7 @@ def test_a_second_turn_a_shared_system_prompt_and_an_edited_history_read_only_wh
     assert chat.read == [40, 22, 21, 21, 22]
 
 
-@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3"])
+@pytest.mark.parametrize("drafter", CACHED)
 def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
     made = generator(drafter)
     prefixes = Prefixes(1, 10**9)
@@ -88,11 +94,10 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
 
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", [(3, 3), (0, 0), (0, 3), (3, 0)])
-@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3"])
+@pytest.mark.parametrize("drafter", CACHED)
 def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_text(drafter, schedule):
     """So plain steps extend the drafter's context too."""
-    made = make_generator(random_models(4, **DRAFTERS[drafter]), batch_size=2, sampling=SamplingParams(4.0))
-    prompts = random_prompts(2, 2, 9)
+    made, prompts = hot_generator(drafter), random_prompts(2, 2, 9)
     state = made.start(prompts, range(2))
     for drafts in schedule:
         state = made.advance(state, "draft", 3, drafts=drafts)
