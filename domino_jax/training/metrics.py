@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from domino_jax.runtime.distributed import is_primary, say
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
@@ -62,26 +64,29 @@ class MetricsWriter:
         self._journal: Journal | None = None  # opened with TensorBoard's file for the first row
         self._curves: Any = None  # tensorboardX.SummaryWriter
         self._local: tempfile.TemporaryDirectory | None = None
-        self._steps: Progress | None = None  # from the first row on: the steps before hold the compilation
+        self._steps: Progress | None = None  # the steps before the first row hold the compilation
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Log one step. On a disk the row is then in the file; flush() does it in a bucket."""
         if not is_primary():
             return
-        numbers = {key: _plain(value) for key, value in values.items()}
+        arrays = {key: np.asarray(value, np.float64) for key, value in values.items()}
         seconds = self._earlier_seconds + time.monotonic() - self._start
-        row = {"step": int(step), **numbers, "seconds": round(seconds, 3)}
         if self._journal is None:
-            self._open()
-        self._journal.append({key: _json(value) for key, value in row.items()})
-        self._draw(int(step), numbers)
-        if self._steps is None:
-            self._steps = Progress("training", self._total_steps, int(step), report=lambda line: None)
-        self._steps.advance(int(step) - self._steps.done)
-        line = _line({key: value for key, value in numbers.items() if not isinstance(value, list)})
+            self._open(step)
+        # JSON has no NaN: a value that is none is null in the file.
+        plain = {key: np.where(np.isfinite(array), array, None).tolist() for key, array in arrays.items()}
+        self._journal.append({"step": int(step), **plain, "seconds": round(seconds, 3)})
+        for key, array in arrays.items():
+            for place, number in enumerate(array.flat, start=1):
+                if math.isfinite(number):
+                    self._curves.add_scalar(f"{key}/{place}" if array.ndim else key, number, step)
+        self._steps.advance(step - self._steps.done)
+        shown = [key for key in SHOWN if key in arrays and (arrays[key] or key != "skipped")]
+        line = "  ".join(SHOWN[key].format(arrays[key]) for key in shown)
         say(f"step {step}/{self._total_steps}  {line}  left {self._steps.left()}")
 
-    def _open(self) -> None:
+    def _open(self, step: int) -> None:
         from tensorboardX import SummaryWriter  # here: it loads a cloud client where one is installed
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +94,7 @@ class MetricsWriter:
         if self._path.exists() and self._path.read_bytes() != rows:  # there are later ones, or a torn one
             write_whole(self._path, rows)
         self._journal = Journal(self._path)
+        self._steps = Progress("training", self._total_steps, step, report=lambda line: None)
         # tensorboardX's writer for buckets uploads everything again when it is deleted, and waits for minutes where the
         # bucket is lost. So its file is local, and flush() copies it.
         self._local = tempfile.TemporaryDirectory() if is_remote(self._folder) else None
@@ -97,17 +103,6 @@ class MetricsWriter:
         first = self._start_step + 1
         name = {"logdir": folder, "filename_suffix": f".{first}"}
         self._curves = SummaryWriter(**name, purge_step=first, max_queue=1_000, flush_secs=30)
-
-    def _draw(self, step: int, numbers: Mapping[str, float | list[float]]) -> None:
-        points = {}
-        for key, value in numbers.items():
-            if isinstance(value, list):
-                points |= {f"{key}/{place}": number for place, number in enumerate(value, start=1)}
-            else:
-                points[key] = value
-        for name, point in points.items():
-            if math.isfinite(point):
-                self._curves.add_scalar(name, point, step)
 
     def flush(self) -> None:
         """Returns once every row is in metrics.jsonl; TensorBoard's file may lack the last ones."""
@@ -136,23 +131,6 @@ class MetricsWriter:
 
     def __exit__(self, *exception) -> None:
         self.close()
-
-
-def _plain(value: Any) -> float | list[float]:
-    """A number, or a list of them, as Python's own."""
-    return [float(number) for number in value] if isinstance(value, list | tuple) else float(value)
-
-
-def _json(value: float | list[float]) -> Any:
-    """JSON has no NaN: a value that is none is null in the file."""
-    if isinstance(value, list):
-        return [_json(number) for number in value]
-    return value if math.isfinite(value) else None
-
-
-def _line(numbers: Mapping[str, float]) -> str:
-    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key != "skipped")]
-    return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
 
 
 # ------------------------------------------------------------------------------------------------------ files
