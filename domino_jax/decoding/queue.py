@@ -256,12 +256,19 @@ class Queue:
         return earlier if request.cached else None
 
     def store(self, row: int, request: QueuedRequest) -> None:
-        """Stores the caches of a row that is done, cut to its text."""
+        """Stores the caches of a row that is done, cut to its text; without memory for it, frees all that are stored:
+        the complete answer must not fail because of a copy that only later prompts need."""
         program = keep_program(self.state, row, self.generator.slots(request.length))
         if not self.generator.at_hand(program):
             self.clock.prefix_waits += 1
             return
-        caches = self.generator.run(self.clock, program)
+        try:
+            caches = self.generator.run(self.clock, program)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self.prefixes.clear()
+            return
         text = np.array([*request.prompt, *request.token_ids][: request.length], np.int32)
         self.prefixes.add(CachedText(text, *caches))
 

@@ -2,10 +2,11 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
-from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.queue import Queue, QueuedRequest
 from domino_jax.decoding.requests import Request
@@ -124,6 +125,21 @@ def test_the_text_that_was_not_used_for_the_longest_time_goes_first():
     for prompt in (FIRST, SECOND, FIRST):
         chat.ask([*prompt, 1, 2])
     assert chat.read == [22, 22, 22] and chat.prefixes.bytes <= size
+
+
+def test_an_answer_is_complete_also_when_its_caches_find_no_memory(monkeypatch):
+    made, prefixes = generator("domino"), Prefixes(4, 10**9)
+    chat = Chat(made, "draft", prefixes)
+    chat.ask(FIRST)
+    run = Generator.run
+
+    def fails(self, clock, program):
+        if program.key[0] == "keep":
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+        return run(self, clock, program)
+
+    monkeypatch.setattr(Generator, "run", fails)
+    assert chat.ask(SECOND).finish_reason and not prefixes.texts
 
 
 def test_a_stream_starts_from_the_text_before_it():
