@@ -25,33 +25,21 @@ def relative_error(found: jax.Array, plain: jax.Array) -> float:
     return abs(found - plain).max() / abs(plain).max()
 
 
+BOTH = [(2, 8, 2, 17, 384), (1, 4, 4, 1, 8_192), (2, 4, 2, 60, 256), (1, 8, 2, 16, 4_096), (3, 4, 2, 5, 640, 128, 1)]
+SHAPES = {
+    # Masks of three words; five parts of 320 rows.
+    tpu_attention: [*BOTH, (2, 4, 2, 70, 256), (1, 8, 1, 40, 4_096)],
+    # Heads of 64 numbers, rows that are no power of two; masks of four words; tiles of 64 and 16 rows, 27 steps for two
+    # programs.
+    gpu_attention: [*BOTH, (1, 6, 2, 9, 1_024, 64), (2, 2, 2, 100, 256), (1, 4, 1, 17, 1_728)],
+}
+
+
 @pytest.mark.long
-@both
-@pytest.mark.parametrize(
-    "shape",
-    [(2, 8, 2, 17, 384), (1, 4, 4, 1, 8_192), (2, 4, 2, 60, 256), (1, 8, 2, 16, 4_096), (3, 4, 2, 5, 640, 128, 1)],
-    ids=["one part", "many parts of one row", "masks of two words", "parts of 64 rows", "one mask"],
-)
+@pytest.mark.parametrize(("kernel", "shape"), [(kernel, shape) for kernel in SHAPES for shape in SHAPES[kernel]])
 def test_a_kernel_equals_plain_attention_to_within_bfloat16_rounding(kernel, shape):
     q, k, v, mask = arrays(*shape)
     plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), jnp.broadcast_to(mask, (len(q), *mask.shape[1:])))
-    assert relative_error(attend_long(kernel.kernel_call, q, k, v, mask, interpret=True), plain) < 0.01
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("kernel", "shape"),
-    [
-        (tpu_attention, (2, 4, 2, 70, 256)),  # masks of three words
-        (tpu_attention, (1, 8, 1, 40, 4_096)),  # five parts of 320 rows
-        (gpu_attention, (1, 6, 2, 9, 1_024, 64)),  # heads of 64 numbers, rows that are no power of two
-        (gpu_attention, (2, 2, 2, 100, 256)),  # masks of four words
-        (gpu_attention, (1, 4, 1, 17, 1_728)),  # tiles of 64 and 16 rows, 27 steps for two programs
-    ],
-)
-def test_shapes_of_one_kernel_alone(kernel, shape):
-    q, k, v, mask = arrays(*shape)
-    plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), mask)
     assert relative_error(attend_long(kernel.kernel_call, q, k, v, mask, interpret=True), plain) < 0.01
 
 
