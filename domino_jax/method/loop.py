@@ -72,7 +72,7 @@ def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.
     Returns the state and the number of tokens emitted per row. A row is done after a stop id or at its limit.
     """
     index = jnp.arange(tokens.shape[1])
-    is_stop = (tokens[:, :, None] == stop_ids).any(-1) & (index < count[:, None])
+    is_stop = (tokens[:, :, None] == stop_ids).any(-1)
     if state.endless is not None:
         is_stop &= ~state.endless[:, None]
     first_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, tokens.shape[1] + 1)
