@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 
 import jax
@@ -50,10 +49,9 @@ class Preemption:
         handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), self._set)
         if jax.process_count() > 1:
             handlers = {signal.SIGHUP: _as_sigterm}
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers in the main thread alone
-            for number, handler in handlers.items():
-                if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                    self._before[number] = signal.signal(number, handler)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                self._before[number] = signal.signal(number, handler)
         return self
 
     def _set(self, number: int, frame: object) -> None:
