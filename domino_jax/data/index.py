@@ -137,23 +137,19 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    measured, bad = [np.zeros(0, ROW)], BadRows()
-    counts, first_rows = dict.fromkeys(files, 0), {}
+    measured, tokens, counts, bad = [np.zeros(0, ROW)], set(), dict.fromkeys(files, 0), BadRows()
     progress = Progress("reading rows", sum(map(len, spans)))
     with _measure_all(tasks, encoder) as results:
-        for (file, _, lines), (rows, bad_rows, first_places) in zip(tasks, results, strict=True):
-            before = sum(counts.values())
-            for token, place in first_places.items():
-                first_rows.setdefault(token, before + place)
+        for (file, _, lines), (rows, bad_rows, tokens_here) in zip(tasks, results, strict=True):
             counts[file] += len(rows)
             measured.append(rows)
+            tokens.update(tokens_here.tolist())
             bad.join(bad_rows)
             progress.advance(len(lines))
     index = Index(
         counts=np.asarray(list(counts.values()), np.int64),
         rows=np.concatenate(measured),
-        tokens=np.fromiter(first_rows.keys(), np.int32),
-        first_rows=np.fromiter(first_rows.values(), np.int64),
+        tokens=np.fromiter(tokens, np.int32),
         bad=np.asarray(bad.count),
     )
     return index, bad
@@ -191,8 +187,8 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
 
 
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple:
-    """ROW [rows] for lines [first, first + len(spans)) of a file, the lines that cannot be used, and {token: place of
-    the first row with an anchor that has it}."""
+    """ROW [rows] for lines [first, first + len(spans)) of a file, the lines that cannot be used, and the different
+    tokens int32 of rows with an anchor."""
     out, bad, texts = [], BadRows(), [np.zeros(0, np.int32)]
     base = int(spans[0, 0])
     block = read_span(file, base, int(spans[-1, 1]))
@@ -209,13 +205,12 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
         prompt = prompt_of(rows[0].loss_mask)
         shared = prompt_hash(rows[0].token_ids[:prompt])
         for part, row in enumerate(rows):
-            sizes = len(row.token_ids), int(row.loss_mask.sum()), has_anchor(row.loss_mask)
+            usable = has_anchor(row.loss_mask)
+            sizes = len(row.token_ids), int(row.loss_mask.sum()), usable
             out.append((start, end, number, part, *sizes, 0 if part else prompt, shared))
-            texts.append(row.token_ids if sizes[-1] else row.token_ids[:0])
-    tokens, places = np.unique(np.concatenate(texts), return_index=True)
-    rows_of = np.repeat(np.arange(len(out)), [len(text) for text in texts[1:]])[places]
-    first_places = dict(zip(tokens.tolist(), rows_of.tolist(), strict=True))
-    return np.array(out, ROW), bad, first_places
+            if usable:
+                texts.append(row.token_ids)
+    return np.array(out, ROW), bad, np.unique(np.concatenate(texts))
 
 
 _encoder: RowEncoder | None = None  # of this worker process
