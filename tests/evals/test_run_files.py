@@ -23,7 +23,7 @@ def test_cut_at_any_byte_a_run_continues_after_its_last_whole_group(tmp_path):
     progress, generations = (tmp_path / "new" / name for name in (PROGRESS, GENERATIONS))
     whole, rows = progress.read_bytes(), generations.read_bytes()
     ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
-    for cut in range(len(whole) + 1):
+    for cut in sorted({*range(0, len(whole), 9), *ends, *(end - 1 for end in ends)}):
         progress.write_bytes(whole[:cut])
         generations.write_bytes(rows[: cut // 2])  # these need not have reached the disk
         done = max(0, sum(end <= cut for end in ends) - 1)  # the first line is the header
