@@ -110,16 +110,12 @@ def load_or_build(
         if index is None or (index.bad and not skip_bad):
             index, bad = _build(files, encoder)
             bad.settle("data.train", len(index.rows) + bad.count, skip_bad)
-            _store(index, local)
+            local.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(local) as fresh, fresh.open("wb") as out:
+                np.savez(out, **vars(index))
         return index
 
     return share.primary_first(find_or_build)
-
-
-def _store(index: Index, local: pathlib.Path) -> None:
-    local.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(local) as fresh, fresh.open("wb") as out:
-        np.savez(out, **vars(index))
 
 
 def _load(path: pathlib.Path) -> Index | None:

@@ -59,7 +59,12 @@ def open_files(pattern: str, cache: pathlib.Path) -> list[DataFile]:
 def find_files(pattern: str) -> list[str]:
     """The files that a path or glob names, sorted; a DominoError without any."""
     local = os.path.expanduser(pattern)
-    names = _remote_matches(pattern) if is_remote(pattern) else _matches(local)
+    if is_remote(pattern):
+        names = _remote_matches(pattern)
+    elif os.path.isfile(local):  # also one with a bracket in its name
+        names = [local]
+    else:
+        names = _rows_among(filter(os.path.isfile, glob.glob(local, recursive=True)))
     twice = sorted({name + COMPRESSED for name in names} & set(names))
     if names and not twice:
         return names
@@ -74,12 +79,6 @@ def find_files(pattern: str) -> list[str]:
     elif glob.has_magic(pattern):
         problem = ": no file matches. Name JSONL files that exist"
     raise DominoError(f"{pattern}{problem}.")
-
-
-def _matches(pattern: str) -> list[str]:
-    if os.path.isfile(pattern):  # also one with a bracket in its name
-        return [pattern]
-    return _rows_among(name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
 
 
 def _remote_matches(pattern: str) -> list[str]:

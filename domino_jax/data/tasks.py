@@ -45,14 +45,6 @@ def _humaneval(row: Mapping[str, Any]) -> list[str]:
     return [f"{request}```python\n{row['prompt']}\n```"]
 
 
-def _alpaca(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row['instruction']}\n\nInput:\n{row['input']}" if row["input"] else row["instruction"]]
-
-
-def _swe_bench(row: Mapping[str, Any]) -> list[str]:
-    return [f"Problem Statement:\n{row['problem_statement']}\nPlease fix the issue described above."]
-
-
 def _livecodebench(row: Mapping[str, Any]) -> list[str]:
     if row["starter_code"]:
         form = f"### Format: Use the following code structure:\n```python\n{row['starter_code']}\n```"
@@ -94,12 +86,21 @@ TASKS: dict[str, Task] = {
         _livecodebench,
     ),
     "swe-bench": Task(
-        128, _hub("princeton-nlp/SWE-bench_Lite", "test"), ("problem_statement",), _swe_bench, "instance_id"
+        128,
+        _hub("princeton-nlp/SWE-bench_Lite", "test"),
+        ("problem_statement",),
+        lambda row: [f"Problem Statement:\n{row['problem_statement']}\nPlease fix the issue described above."],
+        "instance_id",
     ),
     "mt-bench": Task(
         80, _hub("HuggingFaceH4/mt_bench_prompts", "train"), ("prompt",), lambda row: row["prompt"], "prompt_id"
     ),
-    "alpaca": Task(128, _hub("tatsu-lab/alpaca", "train"), ("instruction", "input"), _alpaca),
+    "alpaca": Task(
+        128,
+        _hub("tatsu-lab/alpaca", "train"),
+        ("instruction", "input"),
+        lambda row: [f"{row['instruction']}\n\nInput:\n{row['input']}" if row["input"] else row["instruction"]],
+    ),
 }
 
 

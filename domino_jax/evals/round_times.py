@@ -148,7 +148,9 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
     def check(models, state, turns):
         def turn(_, carry):
             tokens, cache = carry
-            chosen, out = _verified(models, _moved(state, tokens[:, 0]), cache, tokens, sampling)
+            now = _moved(state, tokens[:, 0])
+            out = verify(models, cache, tokens, now.lengths, tap_layers=models.drafter.config.target_layer_ids)
+            chosen = choose(out.logits, now.keys, draft_positions(now, tokens.shape[1]), sampling)
             # A round uses the features, so they are used here; their sum is far below a token id.
             return chosen + (1e-30 * out.features.sum()).astype(jnp.int32), out.cache
 
@@ -193,11 +195,6 @@ def _block(models, state: DecodeState, settings: DraftSettings) -> jax.Array:
     """Tokens int32 [B, M+1] of a round's width."""
     width = settings.width(models.drafter.config) + 1
     return jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], width))
-
-
-def _verified(models, state: DecodeState, cache, tokens: jax.Array, sampling: Sampling):
-    out = verify(models, cache, tokens, state.lengths, tap_layers=models.drafter.config.target_layer_ids)
-    return choose(out.logits, state.keys, draft_positions(state, tokens.shape[1]), sampling), out
 
 
 def turn_seconds(timed: Mapping[Any, Callable[[int], float]], repeats: int) -> dict[Any, float]:
