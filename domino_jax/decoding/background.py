@@ -4,6 +4,7 @@ Which programs a step of a queue needs is what the step itself runs: `first_miss
 of arrays.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -139,8 +140,9 @@ class BackgroundGenerator(Generator):
         def demand_next(mesh: Mesh) -> None:
             with jax.set_mesh(mesh):
                 if program := next(programs, None):
-                    self.demand(program)
-                    self.pool.submit(demand_next, mesh).add_done_callback(self._report)
+                    with contextlib.suppress(RuntimeError):  # the pool is shut down
+                        self.demand(program)
+                        self.pool.submit(demand_next, mesh).add_done_callback(self._report)
 
         self.pool.submit(demand_next, jax.sharding.get_mesh()).add_done_callback(self._report)
 

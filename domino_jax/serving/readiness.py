@@ -31,11 +31,9 @@ class Readiness:
     def warm_up(self, queue: Queue) -> None:
         """Compiles what serves any usual request of the queue's mode. One request in the queue shows that the largest
         batch and caches fit into memory."""
-        generator, lengths = self.generator, prompt_lengths(self.generator)
-        generator.compile_all(usual_programs(generator, self.models, queue.mode))
-        self._served |= {self._kind(queue.mode, length, usual_request(generator)) for length in lengths}
+        self.generator.compile_all(usual_programs(self.generator, self.models, queue.mode))
         queue.general = True
-        queue.add(QueuedRequest([0] * lengths[-1], usual_request(generator)))
+        queue.add(QueuedRequest([0] * prompt_lengths(self.generator)[-1], usual_request(self.generator)))
         while queue.busy():
             queue.step(1)
 
@@ -43,7 +41,8 @@ class Readiness:
         """Whether all programs for a request are compiled; the first one that is missing is demanded."""
         if request.awaited and not request.awaited.done():
             return False
-        kind = self._kind(request.mode, len(request.prompt), request.request)
+        size = self.generator.general_bucket(self.generator.bucket(len(request.prompt)))
+        kind = request.mode, size, open_kind([request.request])
         if kind not in self._served:
             queue = Queue(Rehearsal.of(self.generator), self.models, request.mode)
             queue.add(QueuedRequest(request.prompt, request.request))
@@ -52,9 +51,6 @@ class Readiness:
                 return False
             self._served.add(kind)
         return True
-
-    def _kind(self, mode: str, length: int, request: Request) -> tuple:
-        return mode, self.generator.general_bucket(self.generator.bucket(length)), open_kind([request])
 
 
 def usual_request(generator: Generator) -> Request:
