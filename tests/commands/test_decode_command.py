@@ -201,11 +201,3 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows
     found, _, error = start(capsys, arguments(prompts, **{"output": tmp_path / "out", **changes}))
     assert (found, "Traceback" in error) == (code, False)
     assert message in error and len(error.strip().splitlines()) <= 5
-
-
-def test_a_file_in_the_place_of_the_output_is_refused_before_anything_is_loaded(tmp_path, capsys):
-    path = tmp_path / "out"
-    path.write_text("")
-    argv = arguments(write_prompts(tmp_path, GOOD), path, config__target__path="./nowhere")
-    code, _, error = start(capsys, argv)
-    assert code == 2 and f"{path} cannot be opened or written: File exists" in error

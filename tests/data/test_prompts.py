@@ -3,7 +3,7 @@
 import pytest
 
 from domino_jax.data.prompts import read_jsonl, read_prompts
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError
 
 
 def write(tmp_path, *lines):
@@ -29,12 +29,6 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
     with pytest.raises(DataError, match=message) as refused:
         list(read_jsonl(write(tmp_path, '{"a": 1}', line)))
     assert refused.value.exit_code == 3
-
-
-def test_a_missing_file_is_a_usage_error(tmp_path):
-    with pytest.raises(DominoError, match="there is no such file") as refused:
-        list(read_jsonl(tmp_path / "none.jsonl"))
-    assert refused.value.exit_code == 2
 
 
 def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
