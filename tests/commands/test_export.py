@@ -91,15 +91,6 @@ def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(draf
     assert sorted(folder.name for folder in (workdir / "checkpoints").iterdir()) == ["7", "9"]
 
 
-def test_a_drafter_without_a_server_is_noted(workdir, capsys):
-    raw = json.loads((workdir / "drafter_config.json").read_text())
-    raw["dflash_config"]["pure_draft_prefix_len"] = 0
-    (workdir / "drafter_config.json").write_text(json.dumps(raw))
-    code, message = start(capsys, workdir, workdir / "out")
-    assert code == 0 and "note: SGLang cannot serve this drafter: SGLang requires pure_draft_prefix_len 1" in message
-    assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DFlashDraftModel"]
-
-
 def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
     with Checkpoints(workdir, keep=3) as checkpoints:
         checkpoints.mark_tau(7, 4.5, "these answers")

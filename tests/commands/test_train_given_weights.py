@@ -44,18 +44,15 @@ def test_the_backbone_is_the_other_drafters_to_the_bit_and_the_head_learns(finis
     assert len({row["final_loss"] for row in read_rows(on_its_backbone / "metrics.jsonl")}) == 4
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"config__drafter__block_size": 5}, "has block_size 4, and the recipe's drafter has 5"),
-        ({"config__drafter__target_layer_ids": "(1,2)"}, "has target_layer_ids (1, 3), and the recipe's drafter has"),
-    ],
-)
-def test_a_backbone_of_another_shape_is_refused(finished_run, tmp_path, capsys, changes, message):
+def test_a_backbone_of_another_shape_is_refused(finished_run, tmp_path, capsys):
     workdir = tmp_path / "refused"
-    assert run(finished_run, workdir, **frozen(finished_run), **changes) == 3
+    assert run(finished_run, workdir, **frozen(finished_run), config__drafter__block_size=5) == 3
     printed = capsys.readouterr().err
-    assert message in printed and str(finished_run.workdir) in printed and len(printed.strip().splitlines()) <= 5
+    assert (
+        "has block_size 4, and the recipe's drafter has 5" in printed
+        and str(finished_run.workdir) in printed
+        and len(printed.strip().splitlines()) <= 5
+    )
     assert not (workdir / "checkpoints").exists() or not list((workdir / "checkpoints").glob("[0-9]*"))
 
 
