@@ -27,7 +27,7 @@ import jax
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import digest_rows, read_prompts
+from domino_jax.data.prompts import digest_rows, read_jsonl, read_prompts
 from domino_jax.decoding.conversations import Answerer, converse, first_turn, output_row, queues, split_turns
 from domino_jax.decoding.prompts import Prompt
 from domino_jax.decoding.requests import request_of
@@ -93,7 +93,7 @@ def answer_rows(
     if processes.count > 1:
         refuse_differences({"what the answers are made with": files.origin})
     if files.is_finished():
-        say(f"{output} holds all {len(rows)} answers already.")
+        report(files, f"{output} holds all {len(rows)} answers already")
         return
     drafter_path = config.drafter.path if use_drafter else None
     if use_drafter and not drafter_path:
@@ -191,7 +191,14 @@ def regenerate_rows(
             work = [queue for queue in mine if not done.issuperset(prompt.id for prompt in queue)]
             answer(work, files, answerer, codec, done)
         files.finish()
-    say(f"{files.output} holds {len(files.ids)} answers.")
+    report(files, f"{files.output} holds {len(files.ids)} answers")
+
+
+def report(files: AnswerFiles, held: str) -> None:
+    """Prints what a finished file holds, and how many of its answers the limit cut; by the first process."""
+    if files.processes.index == 0:
+        cut = sum(row.get("finish_reason") == "length" for _, row in read_jsonl(files.output))
+        say(f"{held}, {cut} of them cut by max_new_tokens." if cut else f"{held}.")
 
 
 def first_turns(

@@ -185,10 +185,12 @@ def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     assert run("regenerate", *argv) == 0
     assert rows_of(tmp_path / "new" / "rows.jsonl")["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
     assert run("regenerate", *argv, "--config.seed=1") == 2
-    assert "seed: 42 before, 1 now" in capsys.readouterr().err
+    message = capsys.readouterr()
+    assert "holds 1 answers, 1 of them cut by max_new_tokens." in message.out
+    assert "seed: 42 before, 1 now" in message.err
     monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
     assert run("regenerate", *argv) == 0
-    assert "holds all 1 answers already" in capsys.readouterr().out
+    assert "holds all 1 answers already, 1 of them cut by max_new_tokens." in capsys.readouterr().out
     assert run("regenerate", *argv, "--config.regenerate.use_drafter=True", "--config.drafter.path=") == 0
 
 
