@@ -31,7 +31,7 @@ from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import loader_of
 from domino_jax.recipe.models import lower_to_drafter
 from domino_jax.recipe.open_keys import decode_settings, width_of
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import keep_compiled
 
@@ -88,6 +88,8 @@ def main(flags: cli.Flags) -> None:
 
 def leave(failure: BaseException | None) -> None:
     """Ends the command at once: at its own end Python would wait for a compilation, which nothing can end."""
+    if isinstance(failure, OSError) and failure.errno in FULL + REFUSED:
+        failure = unwritable(failure.filename or "a file", failure)
     code = 130 if isinstance(failure, KeyboardInterrupt) else 1 if failure else 0
     if isinstance(failure, DominoError):
         code = cli.report(failure)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from launch import commands, restarts, supervise
 
-# A connection that carries nothing for a minute is lost. No terminal: a run would draw its progress bar into the log.
+# A connection that carries nothing for a minute is lost. No terminal: a run would draw colours into the log.
 OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
 

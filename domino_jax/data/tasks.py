@@ -21,6 +21,7 @@ from domino_jax.runtime.errors import DataError, DominoError, check_value, first
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SHUFFLE_SEED = 0
+OPTIONAL = ("input", "starter_code")  # fields that are null in some dumps
 LIVECODEBENCH = "https://huggingface.co/datasets/livecodebench/code_generation_lite/resolve/main/"
 
 
@@ -164,6 +165,9 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
     if missing:
         fields, there = ", ".join(task.fields), quote_names(row)
         raise DataError(f"{where}: {name} needs {fields}, but the row has no {missing[0]} (it has {there}).")
+    for field in task.fields if name != "mt-bench" else ():  # a null would become the word None in the prompt
+        text = isinstance(row[field], str) or (row[field] is None and field in OPTIONAL)
+        check_value(text, f"{where}: {field}", row[field], "a text")
     turns = task.turns(row)
     texts = isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)
     check_value(texts, f"{where}: the prompt of {name}", turns, "texts that are not empty")

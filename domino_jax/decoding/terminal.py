@@ -54,6 +54,9 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
+        except UnicodeError:  # a terminal of another encoding
+            console.print("That line is not UTF-8 and was left out; write it again.")
+            continue
         if not line or line in LEAVE:
             return
         messages.append({"role": "user", "content": line})

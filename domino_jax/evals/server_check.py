@@ -86,7 +86,7 @@ def acceptance_of(stated: Mapping[str, Mapping[str, Any]], gained: Mapping[str, 
     if counts:
         names = set.intersection(*(set(count) for count in counts.values()))
         total = {"ids": list(counts), **{name: sum(count[name] for count in counts.values()) for name in names}}
-    return dict(total) if total.get("rounds") else None
+    return dict(total) if total.get("rounds", 0) > 0 else None
 
 
 def compare_tau(

@@ -108,6 +108,7 @@ def test_a_mistaken_entry_is_a_usage_error(entries, message):
     ("name", "rows", "message"),
     [
         ("gsm8k", [{"question": "a"}, {"problem": "b"}], r"gsm8k.jsonl:2: .* has no question \(it has problem\)"),
+        ("gsm8k", [{"question": None}], "jsonl:1: question is None, expected a text"),
         ("mt-bench", [{"prompt": "one turn"}], "is 'one turn', expected texts"),
         ("mt-bench", [{"prompt": ["a", ""]}], "expected texts that are not empty"),
         (

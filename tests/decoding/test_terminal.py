@@ -66,13 +66,14 @@ class Answering:
 def chat(decoder: Answering, *lines: str) -> str:
     """What a chat of these lines shows."""
     shown, typed = io.StringIO(), iter(lines)
-    terminal.chat(decoder, "domino", rich.console.Console(file=shown), read=lambda _: next(typed))
+    console = rich.console.Console(file=shown)
+    terminal.chat(decoder, "domino", console, read=lambda _: next(typed).encode("latin-1").decode())
     return shown.getvalue()
 
 
 def test_a_chat_keeps_its_history_until_an_empty_line():
     decoder = Answering(room=100)
-    chat(decoder, "one", "two", "")
+    assert chat(decoder, "one", "zwölf", "two", "").count("That line is not UTF-8 and was left out") == 1
     assert decoder.asked[-1] == [("user", "one"), ("assistant", "yes"), ("user", "two")]
 
 

@@ -98,4 +98,5 @@ def test_acceptance_is_that_of_the_answers_or_of_the_counters():
     gained = {"ids": ["c"], "rounds": 1, "drafts": 8, "kept_first": 1}
     assert acceptance_of({"c": stated["c"]}, gained) == gained
     assert acceptance_of({"c": stated["c"]}, gained | {"rounds": 0}) is None
-    assert acceptance_of({"d": {"counts": {"rounds": 0, "drafts": 8}}}, {}) is None
+    # llama.cpp also counts drafts that it accepts after the end of a short answer.
+    assert acceptance_of({"d": {"counts": {"rounds": -2, "drafts": 8}}}, {}) is None
