@@ -133,19 +133,22 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder) -> tuple[Index, BadRo
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    measured, tokens, counts, bad = [np.zeros(0, ROW)], set(), dict.fromkeys(files, 0), BadRows()
+    measured, first_rows, counts, bad = [np.zeros(0, ROW)], {}, dict.fromkeys(files, 0), BadRows()
     progress = Progress("reading rows", sum(map(len, spans)))
     with _measure_all(tasks, encoder) as results:
-        for (file, _, lines), (rows, bad_rows, tokens_here) in zip(tasks, results, strict=True):
+        for (file, _, lines), (rows, bad_rows, tokens) in zip(tasks, results, strict=True):
+            before = sum(counts.values())
+            for token, place in zip(*tokens, strict=True):
+                first_rows.setdefault(token, before + place)
             counts[file] += len(rows)
             measured.append(rows)
-            tokens.update(tokens_here.tolist())
             bad.join(bad_rows)
             progress.advance(len(lines))
     index = Index(
         counts=np.asarray(list(counts.values()), np.int64),
         rows=np.concatenate(measured),
-        tokens=np.fromiter(tokens, np.int32),
+        tokens=np.fromiter(first_rows.keys(), np.int32),
+        first_rows=np.fromiter(first_rows.values(), np.int64),
         bad=np.asarray(bad.count),
     )
     return index, bad
@@ -184,8 +187,8 @@ def _measure_all(tasks: list, encoder: RowEncoder) -> Iterator[Iterator[tuple]]:
 
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple:
     """ROW [rows] for lines [first, first + len(spans)) of a file, the lines that cannot be used, and the different
-    tokens int32 of rows with an anchor."""
-    out, bad, texts = [], BadRows(), [np.zeros(0, np.int32)]
+    tokens of rows with an anchor with the place of the first row that has each."""
+    out, bad, texts, places = [], BadRows(), [np.zeros(0, np.int32)], []
     base = int(spans[0, 0])
     block = read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):
@@ -206,7 +209,9 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
             out.append((start, end, number, part, *sizes, 0 if part else prompt, shared))
             if usable:
                 texts.append(row.token_ids)
-    return np.array(out, ROW), bad, np.unique(np.concatenate(texts))
+                places += [len(out) - 1] * len(row.token_ids)
+    tokens, firsts = np.unique(np.concatenate(texts), return_index=True)
+    return np.array(out, ROW), bad, (tokens.tolist(), [places[first] for first in firsts])
 
 
 _encoder: RowEncoder | None = None  # of this worker process

@@ -94,12 +94,13 @@ class Index:
     """Facts about all N rows of F files, as arrays: millions of rows take some tens of megabytes.
 
     counts int64 [F]: rows of each file.  rows ROW [N].  bad int64 []: further rows, which are left out.
-    tokens int32 [I]: those of rows with an anchor, each once.
+    tokens int32 [I], first_rows int64 [I]: those of rows with an anchor, each once, and the first row with each.
     """
 
     counts: np.ndarray
     rows: np.ndarray
     tokens: np.ndarray
+    first_rows: np.ndarray
     bad: np.ndarray
 
 
@@ -154,10 +155,7 @@ class TrainingRows:
 
     def first_with(self, token: int) -> int | None:
         """The id of the first row with an anchor that has a token."""
-        if token not in self._index.tokens:
-            return None
-        usable = np.flatnonzero(self._rows["usable"]).tolist()
-        return next(row_id for row_id in usable if token in self.read(row_id).token_ids)
+        return next(iter(self._index.first_rows[self._index.tokens == token].tolist()), None)
 
     def counts(self) -> dict[str, int]:
         """The counts of preflight.json and model cards; tokens of the usable rows, after truncation."""
