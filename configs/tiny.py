@@ -12,7 +12,7 @@ and 4.89), which comes from about three times the training:
         --config.train.steps=900 --config.train.batch_size=8 --config.train.num_anchors=48
 
 Mode tree in decode.modes raises τ further, but not the speed on a CPU (docs/decoding.md). Models of this size decode
-faster with one thread, which both commands choose: handing halves of a pass from core to core costs more than it saves.
+faster with one thread, which decode chooses: handing halves of a pass from core to core costs more than it saves.
 On two cores of an Intel Xeon plain decoding ran at 603 tokens/s and Domino at 785, on one at 775 and 1,074.
 """
 

@@ -46,6 +46,8 @@ def main(flags: cli.Flags) -> None:
     # An export needs memory, not an accelerator, which a training run may hold.
     jax.config.update("jax_platforms", "cpu")
     workdir = open_path(flags.workdir).expanduser()
+    if not workdir.is_dir():
+        raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
     raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
     with hf.naming(workdir, DRAFTER_CONFIG):
         config = parse_config(raw)

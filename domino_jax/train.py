@@ -180,8 +180,9 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     its checkpoints are gone.
     """
     marker = hf.read_json(workdir, export.FINISHED, required=False)
-    if not marker or marker["step"] < config.train.steps:
-        return False
+    with hf.naming(workdir, export.FINISHED):
+        if marker.get("step", 0) < config.train.steps:
+            return False
     folders = StepFolders(workdir / "checkpoints", print)
     if not folders.finished():
         raise folders.loss({})

@@ -122,7 +122,7 @@ class Checkpoints:
 
     def __exit__(self, kind, error, trace) -> None:
         if kind is not None and jax.process_count() > 1:
-            return  # a save on its way may wait for the process that was lost; the next start clears it away
+            return  # a save on its way may wait for the process that was lost; the next save clears it away
         try:
             self.wait() if kind is None else self._settle()
         except DataError as failure:

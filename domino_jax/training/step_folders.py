@@ -20,6 +20,7 @@ from domino_jax.runtime.errors import DataError, first_line
 from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.remote import move_folder
 from domino_jax.training import manifest
+from domino_jax.weights import hf
 
 CORRUPT, FIRST, TAU, WITH = "corrupt", "first_checkpoint.json", "tau.json", "measured_with"
 TEMPORARY = ocp.utils.TMP_DIR_SUFFIX  # Orbax writes to <step><this>… and renames it to <step>
@@ -128,7 +129,8 @@ class StepFolders:
 
     def _marks(self) -> list[Mark]:
         stored = read_json(self.root / TAU) if (self.root / TAU).exists() else {}
-        return [Mark(int(step), entry["tau"], entry[WITH]) for step, entry in stored.items()]
+        with hf.naming(self.root, TAU):
+            return [Mark(int(step), float(entry["tau"]), entry[WITH]) for step, entry in stored.items()]
 
     # ---------------------------------------------------------------- names
 

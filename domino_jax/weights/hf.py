@@ -130,7 +130,7 @@ def naming(folder: Path, name: str = "config.json") -> Iterator[None]:
         raise
     except DataError as error:
         raise error if str(folder) in str(error) else DataError(f"{folder}/{name}: {error}", error.field) from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
         raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
 
 

@@ -227,7 +227,7 @@ def widen(workdir):
 @pytest.mark.parametrize(
     ("damage", "code", "message"),
     [
-        (lambda workdir: shutil.rmtree(workdir), 3, "is not the workdir of a training run"),
+        (lambda workdir: shutil.rmtree(workdir), 2, "is not a folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
         (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not valid JSON"),
         (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no intact checkpoint"),

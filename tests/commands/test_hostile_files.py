@@ -1,18 +1,24 @@
 """Files that a run or a person left: reading any content gives one sentence or a value, never a traceback."""
 
+from types import SimpleNamespace
+
 import pytest
 from etils import epath
 
-from domino_jax import export
+from domino_jax import export, train
 from domino_jax.data.answer_files import AnswerFiles, find_rows
 from domino_jax.evals import report
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import manifest, metrics
+from domino_jax.training.step_folders import StepFolders
 from domino_jax.weights import hf
 
+RECIPE = SimpleNamespace(train=SimpleNamespace(steps=1))
 READERS = {
     "metrics.jsonl": metrics.read_rows,
+    "finished.json": lambda file: train.is_finished(epath.Path(file.parent), RECIPE, {}, ()),
+    "tau.json": lambda file: StepFolders(epath.Path(file.parent), print).best(),
     "report.json": lambda file: report.read_report(file.parent),
     "config.json": lambda file: hf.read_json(epath.Path(file.parent), file.name),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
@@ -37,6 +43,7 @@ CONTENTS = {
     "an int of 5000 digits": b'{"step": ' + b"9" * 5_000 + b"}",
     "infinity": b'{"step": 1e400, "1": 1e400}',
     "a step in words": b'{"step": "8", "exported_step": 8}',
+    "a step without its τ": b'{"8": {}}',
     "other kinds": b'{"chosen": 5, "id": 5, "eos_token_id": {}, "files": 5}',
 }
 
