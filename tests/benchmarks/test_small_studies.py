@@ -5,17 +5,7 @@ import pytest
 from tests.helpers.studies import places, rows, run
 
 
-@pytest.mark.slow(minutes=3)
-def test_ablations(tmp_path):
-    run("studies.ablations", "--only=recipe,dflash", *places(tmp_path))
-    run("studies.ablations", "--variant=markov drafter.head=markov train.gamma=3.0", *places(tmp_path))
-    table, described = rows(tmp_path, "ablations_head"), rows(tmp_path, "ablations_variants")
-    assert [row["drafter"] for row in table] == ["the recipe", "plain DFlash"]
-    assert all(float(row["tau_8_t0"]) >= 1 and float(row["weights_m"]) > 0 for row in table)
-    assert described[0] == table[0] and described[1]["drafter"] == "markov: drafter.head=markov train.gamma=3.0"
-
-
-@pytest.mark.slow(minutes=4)
+@pytest.mark.slow(minutes=5)
 def test_heads(tmp_path):
     run("studies.heads", *places(tmp_path))
     table = rows(tmp_path, "heads")
@@ -23,3 +13,6 @@ def test_heads(tmp_path):
     for row in table:
         assert 1 <= float(row["tau_1_t0"]) <= float(row["tau_7_t0"]) <= 8 and float(row["tau_7_t1"]) >= 1
     assert all(" to " in row["lead_t1"] for row in table[1:])
+    run("studies.heads", "--variant=markov drafter.head=markov train.gamma=3.0", *places(tmp_path))
+    described = rows(tmp_path, "variants")
+    assert [row["drafter"] for row in described] == ["the recipe", "markov: drafter.head=markov train.gamma=3.0"]

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from benchmarks.studies import ablations, heads
+from benchmarks.studies import heads
 from benchmarks.studies.study import Study, Variant, envelope, figures_of, leads, pair_rows
 from configs import tiny
 from domino_jax.method.drafters import CONFIGS
@@ -21,7 +21,7 @@ sys.exit(int(values["config.code"]))
 """
 
 
-@pytest.mark.parametrize("one", [*ablations.VARIANTS.values(), *heads.VARIANTS.values()], ids=lambda one: one.title)
+@pytest.mark.parametrize("one", [*heads.HEADS.values(), *heads.PARTS.values()], ids=lambda one: one.title)
 def test_a_training_changes_keys_and_types_of_the_recipe(one):
     config = tiny.get_config()
     for key, value in one.changes.items():
@@ -32,7 +32,7 @@ def test_a_training_changes_keys_and_types_of_the_recipe(one):
 
 
 def test_every_head_is_compared():
-    assert {one.changes["drafter.head"] for one in heads.VARIANTS.values()} == set(CONFIGS)
+    assert {one.changes["drafter.head"] for one in heads.HEADS.values()} == set(CONFIGS)
 
 
 def test_a_stage_that_ended_well_runs_again_only_with_other_flags(tmp_path, monkeypatch):
