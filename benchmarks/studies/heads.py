@@ -8,9 +8,9 @@
 All drafters see the same rows, the target's own answers, in the same order, and block drafters of one seed the same
 anchors. τ is that of the held-out prompts at temperature 0 and 1, where drafts share the target's noise
 (docs/method.md). --rates trains the first seed at each learning rate and keeps for each head the one with the highest τ
-on other prompts, by which checkpoints are chosen too. --costs times steps and rounds, --texts divides τ by the length
-of text. --table=parts has Domino without its curriculum and with blocks of 4 and 16, beside plain DFlash drafters.
-With --variant the table has the recipe and the trainings that are described: a name, then recipe keys with values.
+on other prompts, by which checkpoints are chosen too. --costs times steps and rounds. --table=parts has Domino without
+its curriculum and with blocks of 4 and 16, beside plain DFlash drafters. With --variant the table has the recipe and
+the trainings that are described: a name, then recipe keys with their values.
 study.py has the stages. Writes a table to WORKDIR/tables.md and CSV files; docs/results.md shows them. Any further
 --config.KEY=VALUE goes to every command.
 """

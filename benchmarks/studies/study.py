@@ -6,7 +6,7 @@ Each stage is a command of the package in a separate process. The target answers
 held-out prompts once at each temperature (domino_jax.regenerate). Every variant is trained on those rows
 (domino_jax.train), and one pass over the held-out answers gives τ of all variants and their differences, paired by
 answer (domino_jax.evaluate). Start a study again to continue it: the commands go on where they were stopped, or refuse
-what was made with other values.
+what was made with other values. Two starts with other names in --only may run beside each other.
 """
 
 import argparse
@@ -23,7 +23,11 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.tables import DATA, ROOT, conditions, markdown, put_section, with_spread, write_csv
+import numpy as np
+
+from benchmarks.studies import costs
+from benchmarks.studies.figures import Figures, figures_of, pair_rows
+from benchmarks.tables import DATA, ROOT, conditions, markdown, put_section, write_csv
 from domino_jax.evals.evaluation import EVALUATION
 from domino_jax.recipe.readers import reads, unread
 from domino_jax.runtime.errors import DominoError
@@ -34,8 +38,8 @@ RECIPE = ROOT / "configs" / "tiny.py"
 TINY = ROOT / "assets" / "tiny_qwen3"
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"  # the random target of --small
 TEMPERATURES = (0, 1)
-CHECKPOINTS = 4  # of each training
-Figures = Mapping[str, Any]
+CHECKPOINTS = 5  # of each training; the newest three are kept
+SEARCH = slice(1_000, 1_256)  # training prompts that the recipe does not learn from, for --rates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,11 @@ class Variant:
     trained_as: str = ""
     passes: int = 0
 
+    def at(self, training: str, rate: float) -> "Variant":
+        """The same with a learning rate, trained under a name with it."""
+        changes = {**self.changes, "train.learning_rate": rate}
+        return dataclasses.replace(self, changes=changes, trained_as=f"{training}_lr{rate:g}")
+
 
 def compare(
     options: argparse.Namespace, overrides: Sequence[str], variants: Mapping[str, Variant], section: Mapping[str, str]
@@ -63,9 +72,13 @@ def compare(
     study = Study(options.workdir, overrides)
     variants = {name: one for name, one in variants.items() if not options.only or name in options.only}
     study.answers("rows", "data.train", TINY / "prompts_train.jsonl", {})
+    study.answers("search", "eval.prompts", study.apart(), {"num_prompts": 0, "temperature": 0})
+    if options.rates:
+        variants, searched = with_best_rates(study, variants, options)
+        write_csv(options.page.parent / DATA / f"{section['name']}_rates.csv", searched)
     evaluations: dict[int, list[Figures]] = {temperature: [] for temperature in TEMPERATURES}
     for seed in options.seeds:
-        folders = {name: study.train(name, one, seed, options.steps) for name, one in variants.items()}
+        folders = study.folders(variants, seed, options.steps)
         for temperature, seeds in evaluations.items():
             answers, values = f"held_out_t{temperature}", {"num_prompts": 0, "temperature": temperature}
             study.answers(answers, "eval.prompts", TINY / "prompts_heldout.jsonl", values)
@@ -74,8 +87,59 @@ def compare(
         {"drafter": one.title, "weights_m": parameters(folders[name]) / 1e6, **figures_of(name, evaluations)}
         for name, one in variants.items()
     ]
-    write_csv(options.page.parent / DATA / f"{section['name']}_pairs.csv", pair_rows(variants, evaluations))
+    if options.costs:
+        for row, figures in zip(rows, costs_of(study, variants, options), strict=True):
+            row |= figures
+    pairs = pair_rows({name: one.title for name, one in variants.items()}, evaluations)
+    write_csv(options.page.parent / DATA / f"{section['name']}_pairs.csv", pairs)
     write(options, overrides, section, rows, next(iter(variants.values())).title)
+
+
+def with_best_rates(
+    study: "Study", variants: Mapping[str, Variant], options: argparse.Namespace
+) -> tuple[dict[str, Variant], list[dict[str, Any]]]:
+    """(the variants with the learning rate that has the highest τ, a row for each training of the search).
+
+    The trainings are those of the first seed, whole, judged on the answers to prompts that nothing else uses.
+    """
+    best: dict[str, float] = {}  # by the name of a training
+    chosen, rows = {}, []
+    for name, one in variants.items():
+        training = one.trained_as or name
+        tried = {rate: one.at(training, rate) for rate in options.rates}
+        if training not in best:
+            folders = {
+                f"{rate:g}": study.train(name, dataclasses.replace(other, passes=0), options.seeds[0], options.steps)
+                for rate, other in tried.items()
+            }
+            drafters = study.evaluate(f"search_{training}", "search", folders)["drafters"]
+            taus = {rate: list(drafters[f"{rate:g}"]["tau"].values())[-1] for rate in options.rates}
+            rows += [{"training": training, "learning_rate": rate, "tau": tau} for rate, tau in taus.items()]
+            best[training] = max(taus, key=taus.get)
+        chosen[name] = tried[best[training]]
+    return chosen, rows
+
+
+def costs_of(study: "Study", variants: Mapping[str, Variant], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """For each variant the time of a training step and of a round, and how far equal time takes it.
+
+    Equal time is that of the whole training with the cheapest step. τ after it is that of the run's own evaluations,
+    on a line between the two around it.
+    """
+    seeds, steps = options.seeds, options.steps
+    folders = study.folders(variants, seeds[0], steps)
+    seconds = costs.step_seconds({name: study.train_flags(one, seeds[0], steps) for name, one in variants.items()})
+    timed = study.evaluate("rounds", "held_out_t0", folders, round_seconds="measure")["drafters"]
+    rows = []
+    for name in variants:
+        done = min(seconds.values()) * steps / seconds[name]
+        curves = [costs.curve_of(study.folders(variants, seed, steps)[name]) for seed in seeds]
+        table = timed[name]["round_seconds"]
+        row = {"step_ms": 1e3 * seconds[name], "steps_in_time": round(done)}
+        row["tau_in_time"] = statistics.fmean(float(np.interp(done, *curve)) for curve in curves)
+        row["tau_at_end"] = statistics.fmean(curve[1][-1] for curve in curves)
+        rows.append(row | {"plain_ms": 1e3 * table["0"], "round_over_step": list(table.values())[-1] / table["0"]})
+    return rows
 
 
 # ----------------------------------------------------------------------------------------------------- stages
@@ -105,30 +169,51 @@ class Study:
         """The overrides that a command reads; it refuses others."""
         return {key: text for key, text in self.overrides.items() if reads(command, key)}
 
+    def apart(self) -> pathlib.Path:
+        """Prompts that are neither learned nor held out, by which learning rates and checkpoints are chosen."""
+        lines = (TINY / "prompts_train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        write_whole(self.workdir / "search_prompts.jsonl", "".join(lines[SEARCH]))
+        return self.workdir / "search_prompts.jsonl"
+
+    def folders(self, variants: Mapping[str, Variant], seed: int, steps: int) -> dict[str, pathlib.Path]:
+        """By name the folder of each variant, trained where it is not yet."""
+        return {name: self.train(name, one, seed, steps) for name, one in variants.items()}
+
     def train(self, name: str, one: Variant, seed: int, steps: int) -> pathlib.Path:
         """The folder of a variant that was trained on rows.jsonl."""
+        name = f"{one.trained_as or name}_seed{seed}_steps{steps}"
+        folder = self.workdir / name
+        self.run(name, "domino_jax.train", {"workdir": folder}, self.train_values(one, seed, steps))
+        return in_passes(folder, one.passes) if one.passes else folder
+
+    def train_values(self, one: Variant, seed: int, steps: int) -> dict[str, Any]:
+        """The recipe keys of a training."""
+        every = -(-steps // CHECKPOINTS)
         values = {
             "seed": seed,
             "train.steps": steps,
-            "checkpoint.every": -(-steps // CHECKPOINTS),
-            "eval.every": 0,
+            "checkpoint.every": every,
+            "eval.every": every,
             "eval.final": False,
             **one.changes,
+            "eval.num_prompts": 64,
+            "eval.answers": self.workdir / "search.jsonl",
         }
         given = {"drafter.head": "domino", "train.loss": "own", "train.dpace_alpha": None, **values, **self.overrides}
         choices = [given[key] for key in ("drafter.head", "train.loss", "train.dpace_alpha")]
         # The command refuses keys that a head does not read.
         values |= {key: text for key, text in self.overrides_of("train").items() if not unread(key, *choices)}
-        values |= {"data.train": self.workdir / "rows.jsonl", "data.regenerate": False}
-        name = f"{one.trained_as or name}_seed{seed}_steps{steps}"
-        folder = self.workdir / name
-        self.run(name, "domino_jax.train", {"workdir": folder}, values)
-        return in_passes(folder, one.passes) if one.passes else folder
+        return values | {"data.train": self.workdir / "rows.jsonl", "data.regenerate": False}
 
-    def evaluate(self, name: str, answers: str, folders: Mapping[str, pathlib.Path]) -> Figures:
+    def train_flags(self, one: Variant, seed: int, steps: int) -> list[str]:
+        """The arguments of a training, but its workdir."""
+        values = self.train_values(one, seed, steps)
+        return [f"--config={RECIPE}", *(f"--config.{key}={value}" for key, value in values.items())]
+
+    def evaluate(self, name: str, answers: str, folders: Mapping[str, pathlib.Path], **flags: str) -> Figures:
         """{"drafters": by name, "pairs": by the names of two} of evaluation.json, on the answers of a file."""
         output = self.workdir / f"evaluation_{name}"
-        flags = {"answers": self.workdir / f"{answers}.jsonl", "drafters": ",".join(map(str, folders.values()))}
+        flags |= {"answers": self.workdir / f"{answers}.jsonl", "drafters": ",".join(map(str, folders.values()))}
         values = {"decode.num_prompts": 0, **self.overrides_of("evaluate")}
         self.run(output.name, "domino_jax.evaluate", {**flags, "output": output}, values)
         evaluation = json.loads((output / EVALUATION).read_text())
@@ -178,75 +263,6 @@ def parameters(folder: pathlib.Path) -> int:
     return sum(math.prod(tensors.read(name).shape) for name in tensors)
 
 
-# ---------------------------------------------------------------------------------------------------- figures
-
-
-def figures_of(name: str, evaluations: Mapping[int, Sequence[Figures]]) -> dict[str, Any]:
-    """The columns of one variant: by temperature τ at each number of drafts, the first variant's lead, acceptance."""
-    row: dict[str, Any] = {}
-    for temperature, seeds in evaluations.items():
-        chosen, end = [seed["drafters"][name] for seed in seeds], f"t{temperature}"
-        for width in chosen[0]["tau"]:
-            taus = [one["tau"][width] for one in chosen]
-            low, high = envelope([one["intervals"][width] for one in chosen])
-            row |= {
-                f"tau_{width}_{end}": statistics.fmean(taus),
-                f"low_{width}_{end}": low,
-                f"high_{width}_{end}": high,
-            }
-            row[f"tau_{end}"] = f"{with_spread(taus)}{brackets(low, high)}"  # the last one stays: all drafts
-        if chosen[0]["tau_backbone"] is not None:
-            row[f"backbone_{end}"] = statistics.fmean(one["tau_backbone"] for one in chosen)
-        first = next(iter(seeds[0]["drafters"]))
-        if name != first:
-            lead = list(leads(seeds, (first, name)).values())[-1]
-            row[f"lead_{end}"] = say_lead(**lead)
-        for place in range(len(chosen[0]["accept_by_position"])):
-            row[f"accept_{place + 1}_{end}"] = statistics.fmean(one["accept_by_position"][place] for one in chosen)
-    return row
-
-
-def leads(seeds: Sequence[Figures], pair: tuple[str, str]) -> dict[str, dict[str, Any]]:
-    """By drafts of a round, τ of the first drafter minus τ of the second, and whether the sign is sure."""
-    table = {}
-    for width in seeds[0]["pairs"][pair]:
-        each = [seed["pairs"][pair][width] for seed in seeds]
-        low, high = envelope([one["interval"] for one in each])
-        real = low is not None and not low <= 0 <= high
-        mean = statistics.fmean(one["difference"] for one in each)
-        table[width] = {"difference": mean, "low": low, "high": high, "real": real}
-    return table
-
-
-def envelope(intervals: Sequence[Sequence[float] | None]) -> tuple[float | None, float | None]:
-    """From the lowest to the highest end of the seeds' intervals: a sign that it leaves sure is sure in each seed."""
-    if None in intervals:
-        return None, None
-    lows, highs = zip(*intervals, strict=True)
-    return min(lows), max(highs)
-
-
-def pair_rows(variants: Mapping[str, Variant], evaluations: Mapping[int, Sequence[Figures]]) -> list[dict[str, Any]]:
-    """A row for each two variants, temperature and number of drafts that both have."""
-    rows = []
-    for temperature, seeds in evaluations.items():
-        for pair in seeds[0]["pairs"]:
-            titles = dict(zip(("first", "second"), (variants[name].title for name in pair), strict=True))
-            for width, lead in leads(seeds, pair).items():
-                rows.append({**titles, "temperature": temperature, "drafts": int(width), **lead})
-    return rows
-
-
-def brackets(low: float | None, high: float | None, form: str = ".2f") -> str:
-    return "" if low is None else f" ({low:{form}} to {high:{form}})"
-
-
-def say_lead(difference: float, low: float | None, high: float | None, real: bool) -> str:
-    """Bold where the sign is sure."""
-    mark = "**" if real else ""
-    return f"{mark}{difference:+.3f}{mark}{brackets(low, high, '+.3f')}"
-
-
 # ----------------------------------------------------------------------------------------------- command line
 
 
@@ -256,8 +272,10 @@ def parser_of(description: str) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder of the answers and all trainings")
-    parser.add_argument("--steps", type=int, default=400, help="steps of each training")
-    parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; all trainings for each")
+    parser.add_argument("--steps", type=int, default=700, help="steps of each training")
+    parser.add_argument("--rates", type=numbers_of(float), default=[], help="learning rates to choose from, by commas")
+    parser.add_argument("--costs", action="store_true", help="times steps and rounds too, on a quiet machine")
+    parser.add_argument("--seeds", type=numbers_of(int), default=[0], help="joined by commas; all trainings for each")
     parser.add_argument("--only", default="", help="names of drafters, joined by commas: these alone")
     parser.add_argument("--page", type=pathlib.Path, help="the page that gets the table; default: WORKDIR/tables.md")
     parser.add_argument("--small", action="store_true", help="a random target and a few steps: a test of the command")
@@ -287,11 +305,14 @@ def parse(
     return options, overrides
 
 
-def seeds_of(text: str) -> list[int]:
-    seeds = list(map(int, text.split(",")))
-    if len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"{text} names a seed twice")
-    return seeds
+def numbers_of(kind: type) -> Callable[[str], list]:
+    def numbers(text: str) -> list:
+        values = list(map(kind, text.split(",")))
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"{text} names a value twice")
+        return values
+
+    return numbers
 
 
 def small_overrides(folder: pathlib.Path) -> list[str]:
@@ -324,7 +345,7 @@ def write(
     first: str,
 ) -> None:
     """Puts the table into the page and its data file beside it, and prints it."""
-    chosen = {name: ",".join(map(str, vars(options)[name])) for name in ("seeds", "only")}
+    chosen = {name: ",".join(map(str, vars(options)[name])) for name in ("seeds", "rates", "only")}
     words = [f"python -m {section['module']} --workdir=WORKDIR --steps={options.steps}"]
     words += [f"--{name}={value}" for name, value in chosen.items() if value]
     words += [] if options.small else overrides

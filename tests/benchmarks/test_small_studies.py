@@ -7,11 +7,12 @@ from tests.helpers.studies import places, rows, run
 
 @pytest.mark.slow(minutes=5)
 def test_heads(tmp_path):
-    run("studies.heads", *places(tmp_path))
+    run("studies.heads", "--costs", "--rates=0.001,0.002", *places(tmp_path))
     table = rows(tmp_path, "heads")
     assert [row["drafter"] for row in table] == ["Domino", "DFlash (no head)", "xPress, 2 passes", "EAGLE-3"]
     for row in table:
         assert 1 <= float(row["tau_1_t0"]) <= float(row["tau_7_t0"]) <= 8 and float(row["tau_7_t1"]) >= 1
+        assert 1 <= int(row["steps_in_time"]) <= 2 and float(row["round_over_step"]) > 0
     assert all(" to " in row["lead_t1"] for row in table[1:])
     run("studies.heads", "--variant=markov drafter.head=markov train.gamma=3.0", *places(tmp_path))
     described = rows(tmp_path, "variants")

@@ -5,7 +5,8 @@ import ast
 import pytest
 
 from benchmarks.studies import heads
-from benchmarks.studies.study import Study, Variant, envelope, figures_of, leads, pair_rows
+from benchmarks.studies.figures import envelope, figures_of, leads, pair_rows
+from benchmarks.studies.study import Study
 from configs import tiny
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.recipe import rules
@@ -57,14 +58,21 @@ def evaluation(first, second, interval):
     return {"drafters": drafters, "pairs": {("a", "b"): {"4": {"difference": first - second, "interval": interval}}}}
 
 
-def test_a_difference_is_real_where_every_seed_says_so():
+def test_a_difference_is_real_where_every_seed_and_the_interval_over_seeds_say_so():
     sure, other = evaluation(2.5, 2.0, [0.3, 0.7]), evaluation(2.25, 2.0, [-0.1, 0.4])
-    assert leads([sure], ("a", "b"))["4"] == {"difference": 0.5, "low": 0.3, "high": 0.7, "real": True}
-    assert leads([sure, other], ("a", "b"))["4"] == {"difference": 0.375, "low": -0.1, "high": 0.7, "real": False}
+    alone = {"difference": 0.5, "low": 0.3, "high": 0.7, "seeds_low": None, "seeds_high": None, "real": True}
+    assert leads([sure], ("a", "b"))["4"] == alone
+    assert not leads([sure, other], ("a", "b"))["4"]["real"]
     assert envelope([[0.3, 0.7], None]) == (None, None)
+    # Three equal seeds leave the variance of the answers, 0.4 / 3.92, with Student's t of two degrees of freedom.
+    three = leads([sure] * 3, ("a", "b"))["4"]
+    assert three["seeds_low"] == pytest.approx(0.5 - 4.303 * 0.4 / 3.92, abs=1e-4) and three["real"]
+    # Every seed is sure, but they differ too much for their mean to be.
+    apart = leads([sure, evaluation(4.5, 2.0, [2.3, 2.7]), sure], ("a", "b"))["4"]
+    assert apart["low"] == 0.3 and apart["seeds_low"] < 0 and not apart["real"]
     row = figures_of("b", {0: [sure], 1: [sure, other]})
-    assert row["tau_t0"] == "2.00 (1.90 to 2.10)" and row["lead_t0"] == "**+0.500** (+0.300 to +0.700)"
-    assert row["tau_t1"] == "2.00 ± 0.00 (1.90 to 2.10)" and row["lead_t1"] == "+0.375 (-0.100 to +0.700)"
+    assert row["tau_t0"] == "2.00 (1.90 to 2.10)" and row["lead_t0"] == "**+0.50** (+0.30 to +0.70)"
+    assert row["tau_t1"] == "2.00 ± 0.00 (1.90 to 2.10)" and row["lead_t1"].startswith("+0.38 (-")
     assert row["accept_1_t0"] == 0.5 and row["tau_1_t1"] == 1.5 and row["low_1_t1"] is None
-    [pair] = pair_rows({"a": Variant("A", {}), "b": Variant("B", {})}, {0: [sure]})
+    [pair] = pair_rows({"a": "A", "b": "B"}, {0: [sure]})
     assert (pair["first"], pair["second"], pair["temperature"], pair["drafts"], pair["real"]) == ("A", "B", 0, 4, True)
