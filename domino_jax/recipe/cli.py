@@ -226,7 +226,7 @@ def key_problem(config: config_dict.ConfigDict, key: str, recipe: str) -> str | 
         return None
     if inside:
         return f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(inside)}."
-    # A key of another section is recognized by its last words: train.selector_rank is drafter.dflash2.rank.
+    # A key of another section is recognized by its last words, as the selector_rank of a head is its section's rank.
     last = f"_{key.rpartition('.')[2]}"
     alike = [name for name in names if last.endswith(f"_{name.rpartition('.')[2]}")]
     near = difflib.get_close_matches(key, alike, n=3, cutoff=0) or difflib.get_close_matches(key, names, n=1)

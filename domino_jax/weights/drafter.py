@@ -66,7 +66,7 @@ def aliases(config: AnyConfig, table: list[Entry]) -> dict[str, str]:
     """{other name of a tensor in public files: its name in the table}."""
     head = [entry.name for entry in table if entry.path[0] == "head"]
     names = {prefix + name: name for prefix in HEAD_PREFIXES for name in head}
-    # Tables as modules of embeddings: DFlash2's in z-lab's loader and in a branch of speculators.
+    # Tables as modules of embeddings, in z-lab's loader and in a branch of speculators.
     names |= {f"{name}.weight": name for name in head if not name.endswith((".weight", ".bias"))}
     return names | {rename(entry.name, speculators.OTHER_NAMES.get(config.head, {})): entry.name for entry in table}
 
