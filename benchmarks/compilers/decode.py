@@ -4,10 +4,10 @@
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode --small     # a test of the command, on a CPU
 
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round, and the loop of rounds; head
-and round with few candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and
-6 passes. vocabulary: a round that drafts among few tokens. eight_bits: step and round of targets and of drafters in
-eight bits. trees: proposal, verify and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of
-512 to 32,768 slots for 1 to 32 requests. All from shapes (programs.py).
+and round with few candidates and over the whole vocabulary. heads: a round of each head. vocabulary: a round that
+drafts among few tokens. eight_bits: step and round of targets and of drafters in eight bits. trees: proposal, verify
+and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of 512 to 32,768 slots for 1 to 32
+requests. All from shapes (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
 again. It then writes one table for each of these into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
@@ -86,17 +86,6 @@ WORKS = {
         | {"step moved": "step, GB", "step over bound": "÷ bound", "round64 moved": "round, GB"}
         | {"round over step": "round ÷ step", "speedup": "speed-up", "round64 peak": "peak GB"},
     ),
-    "heads": Work(
-        "The head in a round",
-        (("8b", "h200", 1), ("8b", "v5p", 4), ("8b", "v6e", 1)),
-        5 + 3 * len(programs.PASSES),
-        programs.heads,
-        chip_bytes,
-        PLACE
-        | {"step moved": "step, GB", "head moved": "Domino's head, GB", "round moved": "its round, GB"}
-        | {f"head_{passes}_passes moved": f"xPress, {passes} passes, GB" for passes in programs.PASSES}
-        | {"round_6_passes moved": "its round, 6 passes, GB"},
-    ),
     "trees": Work(
         "A tree's round",
         (
@@ -130,6 +119,14 @@ WORKS |= {
         programs.vocabulary,
         step_bytes,
         PLACE | {"step moved": "step, GB", "round64 moved": "round, GB", "round over step": "round ÷ step"},
+    ),
+    "heads": Work(
+        "The head in a round",
+        (("8b", "h200", 1),),
+        1 + len(programs.HEADS),
+        programs.heads,
+        step_bytes,
+        PLACE | {"step moved": "step, GB"} | {f"round_{name} moved": name.replace("_", " ") for name in programs.HEADS},
     ),
     "eight_bits": Work(
         "Eight bits",

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from configs import qwen3_8b
 from domino_jax.forecast import dry_run
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.drafters import CONFIGS, new_drafter
 from domino_jax.method.heads.domino import DominoConfig
-from domino_jax.method.heads.xpress import XpressConfig
+from domino_jax.method.heads.markov import MARKOV_KINDS
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
 from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base, roll_out_head
@@ -28,12 +30,15 @@ from domino_jax.method.verify import Tree, Verified, accept_tree, verify
 from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.runtime.sizes import device_bytes
 from domino_jax.weights.loading import in_draft_type, rows_together
 from domino_jax.weights.quantization import PUBLIC_FP8, QUANTIZE, read_scheme
 
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
-PASSES = (2, 4, 6)  # of a head that drafts in passes
+# xPress drafts in some passes over the block.
+HEADS = ("domino", "none", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2", "xpress_2", "xpress_4", "xpress_6")
+HEADS += ("eagle3",)
 CANDIDATES = (64, 16, 256)  # of a head, the recipes' first
 NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
 CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
@@ -43,7 +48,7 @@ DRAFT_TOKENS = 32_768
 
 
 def drafting(candidates: int = CANDIDATES[0], passes: int = 0) -> DraftSettings:
-    """A greedy chain; 0 candidates: the whole vocabulary; 0 passes: slot after slot."""
+    """A greedy chain; 0 candidates: the whole vocabulary; passes: of a head that drafts in passes over the block."""
     return DraftSettings(draft_sharpness=float("inf"), head_candidates=candidates, head_passes=passes)
 
 
@@ -88,7 +93,7 @@ def with_drafter(mesh: Mesh, models: Pair, config: DominoConfig, int8: bool = Fa
     int8: the drafter's matrices are in eight bits, and so is a copy of a floating lm_head.
     """
     target = models.target
-    drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
+    drafter = new_drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     if columns := len(config.draft_tokens):
         shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, columns), jnp.bfloat16)}
@@ -138,29 +143,32 @@ def prompts_on(mesh: Mesh, rows: int, tokens: int) -> Prompts:
 
 
 def heads(mesh: Mesh, models: Pair) -> dict[str, tuple]:
-    """Head and round of Domino, slot after slot, and of xPress in some passes over the block; names as in `chains`."""
-    domino, target = chains(mesh, models), models.target.config
-    programs = {label: domino[label] for label in ("step", "head", "head64", "round", "round64")}
-    layers, ids = models.drafter.config.num_hidden_layers, models.drafter.config.target_layer_ids
-    config = XpressConfig.for_target(
-        target,
-        num_layers=layers,
-        target_layer_ids=ids,
-        block_size=BLOCK,
-        shift_label=False,
-        xpress_rank=256,
-        xpress_mlp_hidden=512,
-    )
-    refined = models_of(mesh, config, target)
-    for passes, label in itertools.product(PASSES, ("head", "head64", "round")):
-        function, arguments = chains(mesh, refined, passes)[label]
-        name = label.replace("head", f"head_{passes}_passes").replace("round", f"round_{passes}_passes")
-        function.__name__ = name
-        programs[name] = (function, arguments)
+    """A step, and the round of each head as the paper's recipe trains it; xPress in some passes over the block."""
+    target, programs = models.target.config, {"step": chains(mesh, models)["step"]}
+
+    def round_of(passes):
+        def whole_round(models, state, stop):
+            return speculative_round(models, state, stop, GREEDY, drafting(passes=passes))
+
+        return whole_round
+
+    for name in HEADS:
+        head, _, choice = name.partition("_")
+        recipe = qwen3_8b.get_config()
+        recipe.drafter.head = head
+        if CONFIGS[head].has_backbone:
+            recipe.drafter.num_layers = models.drafter.config.num_hidden_layers
+            recipe.drafter.target_layer_ids = models.drafter.config.target_layer_ids
+        if head == "markov":
+            recipe.drafter.markov.head_type = choice
+        drafted = models_of(mesh, drafter_config_of(recipe, target), target)
+        function = round_of(int(choice) if head == "xpress" else 0)
+        function.__name__ = f"round_{name}"
+        programs[function.__name__] = (function, (drafted, state_on(mesh, drafted), array(mesh, 1)))
     return programs
 
 
-def chains(mesh: Mesh, models: Pair, passes: int = 0) -> dict[str, tuple]:
+def chains(mesh: Mesh, models: Pair) -> dict[str, tuple]:
     """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse.
 
     head and round correct the whole vocabulary; a number after their name is that of the candidates. They are called as
@@ -182,7 +190,7 @@ def chains(mesh: Mesh, models: Pair, passes: int = 0) -> dict[str, tuple]:
 
     def head(candidates):
         def roll_out(models, drafted, state):
-            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates, passes)).tokens
+            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates)).tokens
 
         return roll_out
 
@@ -198,7 +206,7 @@ def chains(mesh: Mesh, models: Pair, passes: int = 0) -> dict[str, tuple]:
 
     def round_of(candidates):
         def whole_round(models, state, stop):
-            return speculative_round(models, state, stop, GREEDY, drafting(candidates, passes))
+            return speculative_round(models, state, stop, GREEDY, drafting(candidates))
 
         return whole_round
 

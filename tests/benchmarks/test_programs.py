@@ -30,7 +30,7 @@ def test_what_a_step_must_move_is_every_weight_it_multiplies_with_and_the_cache(
 @pytest.mark.parametrize("what", decode.WORKS)
 def test_the_programs_of_an_entry_are_counted_named_as_the_compilers_files_and_can_be_traced(what):
     mesh, work = sharding.make_mesh(1, 1, 1, jax.devices()[:1]), decode.WORKS[what]
-    models = programs.models_on(mesh, "0.6b", layers=3)
+    models = programs.models_on(mesh, "0.6b", layers=8)  # EAGLE-3 reads three of them
     by_name = work.programs(mesh, models)
     assert len(by_name) == work.count
     for label, (function, arguments) in by_name.items():
