@@ -2,8 +2,10 @@
 
 step_seconds({"domino": [flags of its training], …})   seconds of a training step, alternating in one process
 curve_of(FOLDER)                                        τ of the run's own evaluations, by steps
+compiled_rounds()                                       bytes of a round in plain steps of 8B on an H200, by head
 """
 
+import csv
 import pathlib
 import statistics
 import tempfile
@@ -13,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from etils import epath
 
+from benchmarks.tables import DATA, DOCS
 from domino_jax import train
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli
@@ -69,3 +72,11 @@ def curve_of(folder: pathlib.Path) -> tuple[list[float], list[float]]:
     run = folder.with_name(folder.name.split("_passes")[0])
     measured = [row for row in read_rows(run / "metrics.jsonl") if "eval_tau" in row]
     return [row["step"] for row in measured], [row["eval_tau"] for row in measured]
+
+
+def compiled_rounds() -> dict[str, float]:
+    """By head, from the data file of benchmarks.compilers.decode --what=heads."""
+    with (DOCS / DATA / "compile_heads.csv").open(encoding="utf-8") as file:
+        row = next(csv.DictReader(file))
+    moved = {name.removesuffix(" moved"): float(value) for name, value in row.items() if name.endswith(" moved")}
+    return {name.removeprefix("round_"): value / moved["step"] for name, value in moved.items() if name != "step"}

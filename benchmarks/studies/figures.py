@@ -1,18 +1,29 @@
-"""The rows of a study's tables, from the evaluations of its seeds.
+"""The rows of a study's tables, from the evaluations of its seeds, and their place in a page.
 
 An evaluation is {"drafters": figures by name, "pairs": by the names of two} of evaluation.json.
 """
 
+import argparse
+import itertools
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
 from scipy import stats
 
-from benchmarks.tables import with_spread
+from benchmarks.tables import DATA, conditions, markdown, put_section, with_spread, write_csv
+from domino_jax.evals import plots
 
 Figures = Mapping[str, Any]
+COSTS = {"tau_in_time": "after equal time", "speed": "÷ round, CPU", "speed_h200": "÷ round, H200"}
+COSTS_SAY = """After equal time: τ of the run's own evaluations (64 other answers) when the cheapest training ends.
+    ÷ round: the speed-up over plain decoding, τ ÷ seconds of a round in plain steps on this CPU (the target runs on it
+    as it is), and τ ÷ bytes of a round of 8B in plain steps by the H200's compiler
+    ([compilers](compilers.md#the-head-in-a-round)), blocks of 16."""
+PARTS = ("kind of prompt", "tokens of the prompt, from")  # of the task of an answer, "KIND, TOKENS"
 
 
 def figures_of(name: str, evaluations: Mapping[int, Sequence[Figures]]) -> dict[str, Any]:
@@ -28,7 +39,8 @@ def figures_of(name: str, evaluations: Mapping[int, Sequence[Figures]]) -> dict[
                 f"low_{width}_{end}": low,
                 f"high_{width}_{end}": high,
             }
-            row[f"tau_{end}"] = f"{with_spread(taus)}{brackets(low, high)}"  # the last one stays: all drafts
+            # The last ones stay: all drafts.
+            row[f"tau_{end}"], row[f"mean_{end}"] = f"{with_spread(taus)}{brackets(low, high)}", statistics.fmean(taus)
         if chosen[0]["tau_backbone"] is not None:
             row[f"backbone_{end}"] = statistics.fmean(one["tau_backbone"] for one in chosen)
         first = next(iter(seeds[0]["drafters"]))
@@ -92,6 +104,53 @@ def pair_rows(titles_of: Mapping[str, str], evaluations: Mapping[int, Sequence[F
     return rows
 
 
+def group_rows(
+    titles_of: Mapping[str, str],
+    evaluations: Mapping[int, Sequence[Figures]],
+    tokens: Mapping[int, Mapping[str, int]],
+) -> list[dict[str, Any]]:
+    """τ with all drafts by kind of prompt and by its length: the mean of the seeds, the lowest and the highest.
+
+    tokens: that rounds emitted, by temperature and task. The rounds of a task are its tokens ÷ its τ.
+    """
+    rows = []
+    for temperature, seeds in evaluations.items():
+        emitted = tokens[temperature]
+        for (name, title), (place, part) in itertools.product(titles_of.items(), enumerate(PARTS)):
+            for group in dict.fromkeys(task.split(", ")[place] for task in emitted):
+                tasks = [task for task in emitted if task.split(", ")[place] == group]
+                taus = [_pooled(seed["drafters"][name]["tasks"], tasks, emitted) for seed in seeds]
+                row = {"drafter": title, "temperature": temperature, "by": part, "group": group}
+                row |= {"tokens": sum(map(emitted.get, tasks)), "tau": statistics.fmean(taus)}
+                rows.append(row | {"low": min(taus), "high": max(taus)})
+    return rows
+
+
+def _pooled(figures: Mapping[str, Any], tasks: Sequence[str], emitted: Mapping[str, int]) -> float:
+    rounds = [emitted[task] / list(figures[task]["tau"].values())[-1] for task in tasks]
+    return sum(map(emitted.get, tasks)) / sum(rounds)
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """τ at temperature 0 by the drafts of a round: a line for each training's last row, and the band of its
+    intervals."""
+    bands = {}
+    for row in {row["training"]: row for row in rows}.values():
+        widths = [int(key.split("_")[1]) for key in row if key.startswith("low_") and key.endswith("_t0")]
+        bands[row["drafter"]] = [
+            (width, *(row[f"{key}_{width}_t0"] for key in ("tau", "low", "high"))) for width in widths
+        ]
+    lines = {name: [band[:2] for band in points] for name, points in bands.items()}
+    figure = plots.draw_lines(lines, title="τ at temperature 0", xlabel="drafts of a round", ylabel="tokens per round")
+    axes = figure.axes[0]
+    for line, points in zip(axes.get_lines(), bands.values(), strict=True):
+        widths, _, low, high = zip(*points, strict=True)
+        if None not in low:
+            axes.fill_between(widths, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure
+
+
 def brackets(low: float | None, high: float | None, form: str = ".2f") -> str:
     return "" if low is None else f" ({low:{form}} to {high:{form}})"
 
@@ -108,3 +167,48 @@ def say_lead(
     mark = "**" if real else ""
     ends = (low, high) if seeds_low is None else (seeds_low, seeds_high)
     return f"{mark}{difference:+.2f}{mark}{brackets(*ends, '+.2f')}"
+
+
+# ------------------------------------------------------------------------------------------------------- the page
+
+
+def write(
+    options: argparse.Namespace,
+    overrides: Sequence[str],
+    section: Mapping[str, str],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Puts the tables and the picture into the page and the data file beside it, and prints the text."""
+    name, page, first = section["name"], options.page, rows[0]["drafter"]
+    chosen = {flag: ",".join(map(str, vars(options)[flag])) for flag in ("seeds", "rates", "only")}
+    words = [f"python -m {section['module']} --workdir=WORKDIR --steps={options.steps}"]
+    words += [f"--{flag}={value}" for flag, value in chosen.items() if value]
+    words += ["--costs"] * options.costs + ([] if options.small else list(overrides))
+    write_csv(page.parent / DATA / f"{name}.csv", rows)
+    plots.save(page.parent / "images", {f"{name}.png": draw(rows)})
+    tables = ""
+    for end, costs in (("t0", COSTS if options.costs else {}), ("t1", {})):
+        columns = {"drafter": f"T = {end[1]}", "weights_m": "weights, M", f"tau_1_{end}": "τ, 1 draft"}
+        columns |= {f"tau_{end}": "all drafts", f"backbone_{end}": "its backbone", f"lead_{end}": f"{first}'s lead"}
+        tables += f"{markdown(rows, columns | costs)}\n\n"
+    says = f"""{section["says"]} A lead is τ of {first} minus τ of the row, with the most drafts that both have.
+        Brackets: 95 % intervals by the bootstrap over answers, for several seeds from the lowest to the highest end;
+        those of a lead are over answers and seeds; bold: the interval has no 0 and all seeds agree.
+        {COSTS_SAY if options.costs else ""} Training seeds: {chosen["seeds"]}.
+        {conditions(("jax", "flax", "optax"))}"""
+    files = {end: f"data/{name}{end}.csv" for end in ("", "_pairs", "_groups", *(["_rates"] if options.rates else []))}
+    titles = {"": "all columns", "_pairs": "all pairs", "_groups": "by kind and length of prompts"}
+    links = ", ".join(f"[{titles.get(end, 'learning rates')}]({file})" for end, file in files.items())
+    text = f"""## {section["title"]}
+
+```
+{" ".join(words)}
+```
+
+{textwrap.fill(" ".join(says.split()), 120)}
+
+{tables}![τ by the drafts of a round](images/{name}.png)
+
+Data: {links}."""
+    put_section(page, name, text)
+    print(text, flush=True)

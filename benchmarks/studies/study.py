@@ -10,7 +10,9 @@ what was made with other values. Two starts with other names in --only may run b
 """
 
 import argparse
+import collections
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -19,15 +21,15 @@ import shutil
 import statistics
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.studies import costs
-from benchmarks.studies.figures import Figures, figures_of, pair_rows
-from benchmarks.tables import DATA, ROOT, conditions, markdown, put_section, write_csv
+from benchmarks.studies.figures import Figures, figures_of, group_rows, pair_rows, write
+from benchmarks.tables import DATA, ROOT, write_csv
+from domino_jax.data.prompts import read_jsonl
 from domino_jax.evals.evaluation import EVALUATION
 from domino_jax.recipe.readers import reads, unread
 from domino_jax.runtime.errors import DominoError
@@ -39,6 +41,7 @@ TINY = ROOT / "assets" / "tiny_qwen3"
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"  # the random target of --small
 TEMPERATURES = (0, 1)
 CHECKPOINTS = 5  # of each training; the newest three are kept
+LENGTHS = (0, 64, 96, 128)  # of prompts, in tokens: the lower edges of the rows of a table
 SEARCH = slice(1_000, 1_256)  # training prompts that the recipe does not learn from, for --rates
 
 
@@ -48,12 +51,14 @@ class Variant:
 
     trained_as: the training whose drafter it takes, by name; "" for a separate one.
     passes: over a block, in which it drafts; 0: as its folder says.
+    rate_of: the training for which its learning rate was chosen, by name; "": its own.
     """
 
     title: str
     changes: Mapping[str, Any]
     trained_as: str = ""
     passes: int = 0
+    rate_of: str = ""
 
     def at(self, training: str, rate: float) -> "Variant":
         """The same with a learning rate, trained under a name with it."""
@@ -77,22 +82,29 @@ def compare(
         variants, searched = with_best_rates(study, variants, options)
         write_csv(options.page.parent / DATA / f"{section['name']}_rates.csv", searched)
     evaluations: dict[int, list[Figures]] = {temperature: [] for temperature in TEMPERATURES}
+    tokens = {temperature: study.held_out(temperature) for temperature in TEMPERATURES}
     for seed in options.seeds:
         folders = study.folders(variants, seed, options.steps)
         for temperature, seeds in evaluations.items():
-            answers, values = f"held_out_t{temperature}", {"num_prompts": 0, "temperature": temperature}
-            study.answers(answers, "eval.prompts", TINY / "prompts_heldout.jsonl", values)
-            seeds.append(study.evaluate(f"seed{seed}_t{temperature}", answers, folders))
+            seeds.append(
+                study.evaluate(f"{section['name']}_seed{seed}_t{temperature}", f"judged_t{temperature}", folders)
+            )
     rows = [
-        {"drafter": one.title, "weights_m": parameters(folders[name]) / 1e6, **figures_of(name, evaluations)}
+        {"drafter": one.title, "training": one.trained_as or name, "weights_m": parameters(folders[name]) / 1e6}
+        | figures_of(name, evaluations)
         for name, one in variants.items()
     ]
     if options.costs:
         for row, figures in zip(rows, costs_of(study, variants, options), strict=True):
-            row |= figures
-    pairs = pair_rows({name: one.title for name, one in variants.items()}, evaluations)
-    write_csv(options.page.parent / DATA / f"{section['name']}_pairs.csv", pairs)
-    write(options, overrides, section, rows, next(iter(variants.values())).title)
+            row |= figures | {"speed": row["mean_t0"] / figures["round_over_step"]}
+            row |= {"speed_h200": figures["h200_over_step"] and row["mean_t0"] / figures["h200_over_step"]}
+    titles = {name: one.title for name, one in variants.items()}
+    for end, table in (
+        ("pairs", pair_rows(titles, evaluations)),
+        ("groups", group_rows(titles, evaluations, tokens)),
+    ):
+        write_csv(options.page.parent / DATA / f"{section['name']}_{end}.csv", table)
+    write(options, overrides, section, rows)
 
 
 def with_best_rates(
@@ -100,23 +112,31 @@ def with_best_rates(
 ) -> tuple[dict[str, Variant], list[dict[str, Any]]]:
     """(the variants with the learning rate that has the highest τ, a row for each training of the search).
 
-    The trainings are those of the first seed, whole, judged on the answers to prompts that nothing else uses.
+    From the middle rate on, lower ones and then higher ones are tried as long as τ rises. The trainings are those of
+    the first seed, whole, judged on the answers to prompts that nothing else uses.
     """
+    rates, chosen, rows = sorted(options.rates), {}, []
     best: dict[str, float] = {}  # by the name of a training
-    chosen, rows = {}, []
+
+    def judge(name: str, one: Variant, rate: float) -> float:
+        training = one.trained_as or name
+        tried = dataclasses.replace(one.at(training, rate), passes=0)
+        folder = study.train(name, tried, options.seeds[0], options.steps)
+        [figures] = study.evaluate(f"search_{training}_lr{rate:g}", "search", {name: folder})["drafters"].values()
+        rows.append({"training": training, "learning_rate": rate, "tau": list(figures["tau"].values())[-1]})
+        return rows[-1]["tau"]
+
     for name, one in variants.items():
         training = one.trained_as or name
-        tried = {rate: one.at(training, rate) for rate in options.rates}
-        if training not in best:
-            folders = {
-                f"{rate:g}": study.train(name, dataclasses.replace(other, passes=0), options.seeds[0], options.steps)
-                for rate, other in tried.items()
-            }
-            drafters = study.evaluate(f"search_{training}", "search", folders)["drafters"]
-            taus = {rate: list(drafters[f"{rate:g}"]["tau"].values())[-1] for rate in options.rates}
-            rows += [{"training": training, "learning_rate": rate, "tau": tau} for rate, tau in taus.items()]
-            best[training] = max(taus, key=taus.get)
-        chosen[name] = tried[best[training]]
+        searched = one.rate_of if one.rate_of in best else training
+        if searched not in best:
+            taus = functools.cache(lambda place, name=name, one=one: judge(name, one, rates[place]))
+            place = len(rates) // 2
+            for step in (-1, 1):
+                while 0 <= place + step < len(rates) and taus(place) < taus(place + step):
+                    place += step
+            best[searched] = rates[place]
+        chosen[name] = one.at(training, best[searched])
     return chosen, rows
 
 
@@ -124,12 +144,14 @@ def costs_of(study: "Study", variants: Mapping[str, Variant], options: argparse.
     """For each variant the time of a training step and of a round, and how far equal time takes it.
 
     Equal time is that of the whole training with the cheapest step. τ after it is that of the run's own evaluations,
-    on a line between the two around it.
+    on a line between the two around it. Rounds are in plain steps: seconds here, and bytes of 8B on an H200, None for
+    a drafter whose round was not compiled.
     """
     seeds, steps = options.seeds, options.steps
     folders = study.folders(variants, seeds[0], steps)
     seconds = costs.step_seconds({name: study.train_flags(one, seeds[0], steps) for name, one in variants.items()})
-    timed = study.evaluate("rounds", "held_out_t0", folders, round_seconds="measure")["drafters"]
+    timed = study.evaluate("rounds", "held_out_t0", folders, limit=32, round_seconds="measure")["drafters"]
+    compiled = costs.compiled_rounds()
     rows = []
     for name in variants:
         done = min(seconds.values()) * steps / seconds[name]
@@ -138,7 +160,8 @@ def costs_of(study: "Study", variants: Mapping[str, Variant], options: argparse.
         row = {"step_ms": 1e3 * seconds[name], "steps_in_time": round(done)}
         row["tau_in_time"] = statistics.fmean(float(np.interp(done, *curve)) for curve in curves)
         row["tau_at_end"] = statistics.fmean(curve[1][-1] for curve in curves)
-        rows.append(row | {"plain_ms": 1e3 * table["0"], "round_over_step": list(table.values())[-1] / table["0"]})
+        row |= {"plain_ms": 1e3 * table["0"], "round_over_step": list(table.values())[-1] / table["0"]}
+        rows.append(row | {"h200_over_step": compiled.get(name)})
     return rows
 
 
@@ -164,6 +187,26 @@ class Study:
         flags = {"prompts": self.overrides.get(key, prompts), "output": self.workdir / f"{name}.jsonl"}
         changes = {f"regenerate.{field}": value for field, value in values.items()}
         self.run(name, "domino_jax.regenerate", flags, self.overrides_of("regenerate") | changes)
+
+    def held_out(self, temperature: int) -> dict[str, int]:
+        """Lets the target answer the held-out prompts, and names in a copy the task of each answer.
+
+        Returns:
+            By task, "KIND, the edge below its prompt's tokens", the tokens that the rounds of its answers emit.
+        """
+        name, prompts = f"held_out_t{temperature}", TINY / "prompts_heldout.jsonl"
+        self.answers(name, "eval.prompts", prompts, {"num_prompts": 0, "temperature": temperature})
+        kinds = {row["id"]: row["kind"] for _, row in read_jsonl(prompts)}
+        rows, tokens = [row for _, row in read_jsonl(self.workdir / f"{name}.jsonl")], collections.Counter()
+        for row in rows:
+            answer = sum(row["loss_mask"])
+            length = len(row["token_ids"]) - answer
+            edge = max(edge for edge in LENGTHS if edge <= length)
+            row["task"] = f"{kinds.get(row['id'], 'other')}, {edge}"
+            tokens[row["task"]] += answer - 1
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_whole(self.workdir / f"judged_t{temperature}.jsonl", text)
+        return {task: count for task, count in tokens.items() if count}
 
     def overrides_of(self, command: str) -> dict[str, str]:
         """The overrides that a command reads; it refuses others."""
@@ -210,11 +253,16 @@ class Study:
         values = self.train_values(one, seed, steps)
         return [f"--config={RECIPE}", *(f"--config.{key}={value}" for key, value in values.items())]
 
-    def evaluate(self, name: str, answers: str, folders: Mapping[str, pathlib.Path], **flags: str) -> Figures:
-        """{"drafters": by name, "pairs": by the names of two} of evaluation.json, on the answers of a file."""
+    def evaluate(
+        self, name: str, answers: str, folders: Mapping[str, pathlib.Path], limit: int = 0, **flags: str
+    ) -> Figures:
+        """{"drafters": by name, "pairs": by the names of two} of evaluation.json, on the answers of a file.
+
+        limit: the first answers alone; 0: all.
+        """
         output = self.workdir / f"evaluation_{name}"
         flags |= {"answers": self.workdir / f"{answers}.jsonl", "drafters": ",".join(map(str, folders.values()))}
-        values = {"decode.num_prompts": 0, **self.overrides_of("evaluate")}
+        values = {"decode.num_prompts": limit, **self.overrides_of("evaluate")}
         self.run(output.name, "domino_jax.evaluate", {**flags, "output": output}, values)
         evaluation = json.loads((output / EVALUATION).read_text())
         names = {str(folder): name for name, folder in folders.items()}
@@ -335,42 +383,6 @@ def small_overrides(folder: pathlib.Path) -> list[str]:
         "regenerate.max_new_tokens": 16,
     }
     return [f"--config.{key}={value}" for key, value in changes.items()]
-
-
-def write(
-    options: argparse.Namespace,
-    overrides: Sequence[str],
-    section: Mapping[str, str],
-    rows: Sequence[Mapping[str, Any]],
-    first: str,
-) -> None:
-    """Puts the table into the page and its data file beside it, and prints it."""
-    chosen = {name: ",".join(map(str, vars(options)[name])) for name in ("seeds", "rates", "only")}
-    words = [f"python -m {section['module']} --workdir=WORKDIR --steps={options.steps}"]
-    words += [f"--{name}={value}" for name, value in chosen.items() if value]
-    words += [] if options.small else overrides
-    write_csv(options.page.parent / DATA / f"{section['name']}.csv", rows)
-    by_temperature = ""
-    for temperature in TEMPERATURES:
-        end = f"t{temperature}"
-        columns = {"drafter": f"T = {temperature}", "weights_m": "weights, M"}
-        columns |= {f"tau_1_{end}": "τ, 1 draft", f"tau_2_{end}": "2 drafts", f"tau_4_{end}": "4 drafts"}
-        columns |= {f"tau_{end}": "all drafts", f"backbone_{end}": "its backbone", f"lead_{end}": f"{first}'s lead"}
-        by_temperature += f"{markdown(rows, columns)}\n\n"
-    says = f"""{section["says"]} A lead is τ of {first} minus τ of the row, with all drafts. Brackets: 95 % intervals by
-        the bootstrap over answers, for several seeds from the lowest to the highest end; bold: an interval without 0.
-        Training seeds: {chosen["seeds"]}. {conditions(("jax", "flax", "optax"))}"""
-    text = f"""## {section["title"]}
-
-```
-{" ".join(words)}
-```
-
-{textwrap.fill(" ".join(says.split()), 120)}
-
-{by_temperature}Data: [all columns](data/{section["name"]}.csv), [all pairs](data/{section["name"]}_pairs.csv)."""
-    put_section(options.page, section["name"], text)
-    print(text, flush=True)
 
 
 def run_main(main: Callable[[], None]) -> None:

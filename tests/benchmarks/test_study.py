@@ -1,12 +1,13 @@
 """benchmarks/studies: every training is a recipe, a stage runs once, and figures of several seeds become one row."""
 
+import argparse
 import ast
 
 import pytest
 
 from benchmarks.studies import heads
-from benchmarks.studies.figures import envelope, figures_of, leads, pair_rows
-from benchmarks.studies.study import Study
+from benchmarks.studies.figures import envelope, figures_of, group_rows, leads, pair_rows
+from benchmarks.studies.study import Study, Variant, with_best_rates
 from configs import tiny
 from domino_jax.method.drafters import CONFIGS
 from domino_jax.recipe import rules
@@ -76,3 +77,33 @@ def test_a_difference_is_real_where_every_seed_and_the_interval_over_seeds_say_s
     assert row["accept_1_t0"] == 0.5 and row["tau_1_t1"] == 1.5 and row["low_1_t1"] is None
     [pair] = pair_rows({"a": "A", "b": "B"}, {0: [sure]})
     assert (pair["first"], pair["second"], pair["temperature"], pair["drafts"], pair["real"]) == ("A", "B", 0, 4, True)
+
+
+@pytest.mark.parametrize(
+    "taus, tried, best",
+    [((1, 2, 3), [2, 1, 3], 3), ((1, 3, 2), [2, 1, 3], 2), ((3, 2, 1), [2, 1], 1)],
+)
+def test_learning_rates_are_tried_from_the_middle_as_long_as_they_gain(monkeypatch, taus, tried, best):
+    study = Study.__new__(Study)
+    trained = []
+    monkeypatch.setattr(study, "train", lambda name, one, *_: trained.append(one.changes["train.learning_rate"]))
+    figures = lambda name, *_: {"drafters": {"a": {"tau": {"7": taus[trained[-1] - 1]}}}}  # noqa: E731
+    monkeypatch.setattr(study, "evaluate", figures)
+    variants = {"a": Variant("A", {}), "deep": Variant("Deep", {"drafter.num_layers": 4}, rate_of="a")}
+    options = argparse.Namespace(rates=[1, 2, 3], seeds=[0], steps=2)
+    chosen, rows = with_best_rates(study, variants, options)
+    assert trained == [row["learning_rate"] for row in rows] == tried
+    assert chosen["a"].changes == {"train.learning_rate": best}
+    assert chosen["deep"].changes == {"drafter.num_layers": 4, "train.learning_rate": best}
+    assert chosen["deep"].trained_as == f"deep_lr{best}"
+
+
+def test_tau_of_a_group_counts_the_rounds_of_its_tasks():
+    tasks = {"hint, 0": {"tau": {"1": 1.0, "4": 2.0}}, "hint, 64": {"tau": {"1": 1.0, "4": 4.0}}}
+    tasks["word, 64"] = {"tau": {"1": 1.0, "4": 1.0}}
+    tokens = {0: dict(zip(tasks, (8, 8, 2), strict=True))}
+    rows = group_rows({"a": "A"}, {0: [{"drafters": {"a": {"tasks": tasks}}}]}, tokens)
+    # 8 tokens in 4 rounds, 8 in 2, 2 in 2.
+    expected = {"hint": 16 / 6, "word": 1.0, "0": 2.0, "64": 10 / 4}
+    assert {row["group"]: row["tau"] for row in rows} == expected
+    assert all(row["low"] == row["tau"] == row["high"] for row in rows)
