@@ -18,11 +18,12 @@ from benchmarks.tables import DATA, conditions, markdown, put_section, with_spre
 from domino_jax.evals import plots
 
 Figures = Mapping[str, Any]
-COSTS = {"tau_in_time": "after equal time", "speed": "÷ round, CPU", "speed_h200": "÷ round, H200"}
+COSTS = {"tau_in_time": "after equal time", "speed": "speed-up, CPU", "speed_h200": "by bytes, H200"}
+SEEDS_SAY = """, from the lowest to the highest end of the seeds, those of a lead over answers and seeds, with the same
+    sign for all of them"""
 COSTS_SAY = """After equal time: τ of the run's own evaluations (64 other answers) when the cheapest training ends.
-    ÷ round: the speed-up over plain decoding, τ ÷ seconds of a round in plain steps on this CPU (the target runs on it
-    as it is), and τ ÷ bytes of a round of 8B in plain steps by the H200's compiler
-    ([compilers](compilers.md#the-head-in-a-round)), blocks of 16."""
+    Speed-up: over plain decoding, τ ÷ a round in plain steps, by seconds on this CPU and by the bytes of 8B on an H200
+    ([compilers](compilers.md#the-head-in-a-round)), there in blocks of 16 (EAGLE-3: 7 drafts), with τ of 7 drafts."""
 PARTS = ("kind of prompt", "tokens of the prompt, from")  # of the task of an answer, "KIND, TOKENS"
 
 
@@ -192,8 +193,8 @@ def write(
         columns |= {f"tau_{end}": "all drafts", f"backbone_{end}": "its backbone", f"lead_{end}": f"{first}'s lead"}
         tables += f"{markdown(rows, columns | costs)}\n\n"
     says = f"""{section["says"]} A lead is τ of {first} minus τ of the row, with the most drafts that both have.
-        Brackets: 95 % intervals by the bootstrap over answers, for several seeds from the lowest to the highest end;
-        those of a lead are over answers and seeds; bold: the interval has no 0 and all seeds agree.
+        Brackets: 95 % intervals by the bootstrap over answers{SEEDS_SAY if len(options.seeds) > 1 else ""}; bold: the
+        interval has no 0.
         {COSTS_SAY if options.costs else ""} Training seeds: {chosen["seeds"]}.
         {conditions(("jax", "flax", "optax"))}"""
     files = {end: f"data/{name}{end}.csv" for end in ("", "_pairs", "_groups", *(["_rates"] if options.rates else []))}

@@ -95,7 +95,7 @@ def compare(
         for name, one in variants.items()
     ]
     if options.costs:
-        for row, figures in zip(rows, costs_of(study, variants, options), strict=True):
+        for row, figures in zip(rows, costs_of(study, variants, options, section["name"]), strict=True):
             row |= figures | {"speed": row["mean_t0"] / figures["round_over_step"]}
             row |= {"speed_h200": figures["h200_over_step"] and row["mean_t0"] / figures["h200_over_step"]}
     titles = {name: one.title for name, one in variants.items()}
@@ -140,7 +140,9 @@ def with_best_rates(
     return chosen, rows
 
 
-def costs_of(study: "Study", variants: Mapping[str, Variant], options: argparse.Namespace) -> list[dict[str, Any]]:
+def costs_of(
+    study: "Study", variants: Mapping[str, Variant], options: argparse.Namespace, table: str
+) -> list[dict[str, Any]]:
     """For each variant the time of a training step and of a round, and how far equal time takes it.
 
     Equal time is that of the whole training with the cheapest step. τ after it is that of the run's own evaluations,
@@ -149,18 +151,20 @@ def costs_of(study: "Study", variants: Mapping[str, Variant], options: argparse.
     """
     seeds, steps = options.seeds, options.steps
     folders = study.folders(variants, seeds[0], steps)
-    seconds = costs.step_seconds({name: study.train_flags(one, seeds[0], steps) for name, one in variants.items()})
-    timed = study.evaluate("rounds", "held_out_t0", folders, limit=32, round_seconds="measure")["drafters"]
+    trainings = {one.trained_as or name: study.train_flags(one, seeds[0], steps) for name, one in variants.items()}
+    seconds = costs.step_seconds(trainings)
+    timed = study.evaluate(f"{table}_rounds", "held_out_t0", folders, limit=32, round_seconds="measure")["drafters"]
     compiled = costs.compiled_rounds()
     rows = []
-    for name in variants:
-        done = min(seconds.values()) * steps / seconds[name]
+    for name, one in variants.items():
+        of_step = seconds[one.trained_as or name]
+        done = min(seconds.values()) * steps / of_step
         curves = [costs.curve_of(study.folders(variants, seed, steps)[name]) for seed in seeds]
-        table = timed[name]["round_seconds"]
-        row = {"step_ms": 1e3 * seconds[name], "steps_in_time": round(done)}
+        by_drafts = timed[name]["round_seconds"]
+        row = {"step_ms": 1e3 * of_step, "steps_in_time": round(done)}
         row["tau_in_time"] = statistics.fmean(float(np.interp(done, *curve)) for curve in curves)
         row["tau_at_end"] = statistics.fmean(curve[1][-1] for curve in curves)
-        row |= {"plain_ms": 1e3 * table["0"], "round_over_step": list(table.values())[-1] / table["0"]}
+        row |= {"plain_ms": 1e3 * by_drafts["0"], "round_over_step": list(by_drafts.values())[-1] / by_drafts["0"]}
         rows.append(row | {"h200_over_step": compiled.get(name)})
     return rows
 
