@@ -14,6 +14,7 @@ TARGET, DRAFTER = ROOT / "assets" / "tiny_qwen3", ROOT / "assets" / "tiny_domino
 IDS = [f"train-000{number}" for number in (0, 2, 3, 6)]
 MOST = 128  # new tokens of the answers in the repository
 OVERFIT = (
+    "--distributed=off",
     f"--config.train.start_from={DRAFTER}",
     "--config.data.regenerate=False",
     "--config.train.steps=80",
