@@ -4,15 +4,14 @@
     python -m benchmarks.compilers.scaling --folder=/tmp/scaling --small     # a test of the command
 
 Runs `train --dry_run` for every entry and keeps its dry_run.json in --folder, so that it can be stopped and started
-again. It writes the table of the entries that are there into docs/compilers.md, and a CSV file. Some 50 minutes on one
-core; --only=8b compiles a part, --effort=0 compiles as a run does (some three hours).
+again. It writes the table of the entries that are there into docs/compilers.md, and a CSV file. All take some three
+hours of a core; --only=8b compiles a part.
 """
 
 import argparse
 import datetime
 import json
 import math
-import os
 import pathlib
 import subprocess
 import sys
@@ -33,9 +32,8 @@ COLUMNS = {"size": "size", "topology": "topology", "peak_gb": "peak GB a chip", 
 COLUMNS |= {"tflop_row": "TFLOP a row", "error": "error"}
 SAYS = """\
 Compilers' figures; **none is a measurement** ({date}, jax {jax}). Paper recipes: 5 draft layers, blocks of 16, one row
-per chip, parameters and optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with float32 master weights. The compilers
-worked with their least effort, which takes a quarter of the time. TFLOP a row: the program's products, those that the
-backward pass computes again included."""
+per chip, parameters and optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with float32 master weights. TFLOP a row:
+the program's products, those that the backward pass computes again included."""
 
 
 def entries() -> list[dict[str, Any]]:
@@ -54,8 +52,8 @@ def name_of(entry: dict[str, Any]) -> str:
     return f"{entry['size']}-{entry['topology'].replace(':', '-')}-a{entry['anchors']}-s{entry['length']}"
 
 
-def compile_entry(entry: dict[str, Any], file: pathlib.Path, effort: float) -> None:
-    """One row per chip, parameters over all of them. effort: of the compiler, from -1 (least) over 0 (as in a run)."""
+def compile_entry(entry: dict[str, Any], file: pathlib.Path) -> None:
+    """One row per chip, parameters over all of them, and the compiler's effort that a run has."""
     workdir = file.with_suffix("")
     command = [
         *(sys.executable, "-m", "domino_jax.train"),
@@ -67,8 +65,7 @@ def compile_entry(entry: dict[str, Any], file: pathlib.Path, effort: float) -> N
         f"--config.data.max_length={entry['length']}",
         "--config.eval.every=0",  # the step alone
     ]
-    efforts = {name: str(effort) for name in ("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "JAX_MEMORY_FITTING_EFFORT")}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | efforts, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     error = (done.stderr.strip().splitlines() or ["no output"])[-1]
     record = {"error": error} if done.returncode else json.loads((workdir / "dry_run.json").read_text())
     record |= {"date": str(datetime.date.today()), "jax": jax.__version__}
@@ -88,7 +85,6 @@ def row_of(entry: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, required=True)
-    parser.add_argument("--effort", type=float, default=-1.0, help="of the compiler: -1 is least, 0 as in a run")
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
     parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compilers.md")
     parser.add_argument("--small", action="store_true", help="one small entry")
@@ -99,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         files = {name_of(entry): (entry, options.folder / f"{name_of(entry)}.json") for entry in SMALL}
     for name, (entry, file) in files.items():
         if options.only in name and not file.exists():
-            compile_entry(entry, file, options.effort)
+            compile_entry(entry, file)
     records = [(entry, json.loads(file.read_text())) for entry, file in files.values() if file.exists()]
     if records:
         dates, versions = (", ".join(sorted({record[key] for _, record in records})) for key in ("date", "jax"))

@@ -1,6 +1,6 @@
-"""Drafters of the tiny target on equal ground: every head with its published loss, and what its parts are worth.
+"""Drafters of the tiny target on equal ground: every head with its published loss, and what parts of Domino are worth.
 
-    python -m benchmarks.studies.heads --workdir=/tmp/heads --seeds=0,1,2 --rates=0.003,0.006,0.012
+    python -m benchmarks.studies.heads --workdir=/tmp/heads --seeds=0,1,2 --rates=0.0015,0.003,0.006,0.012,0.024
     python -m benchmarks.studies.heads --workdir=/tmp/heads --table=parts --seeds=0,1,2
     python -m benchmarks.studies.heads --workdir=/tmp/heads --small               # a test of the command
 
@@ -8,11 +8,12 @@ All drafters see the same rows, the target's own answers, in the same order, and
 anchors. τ is that of the held-out prompts at temperature 0 and 1, where drafts share the target's noise
 (docs/method.md). --rates searches for each head the learning rate with the highest τ on other prompts, by which
 checkpoints are chosen too, with the first seed. --costs times steps and rounds. --table=parts has Domino without its
-curriculum and with blocks of 4 and 16, beside plain DFlash drafters.
+curriculum, Domino and plain DFlash with blocks of 4 and 16, and Markov heads that learn from cross-entropy.
 study.py has the stages. Writes a table to WORKDIR/tables.md and CSV files; docs/results.md shows them. Any further
 --config.KEY=VALUE goes to every command.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,24 +34,24 @@ def unshifted(drafts: int = DRAFTS) -> dict[str, Any]:
     return {"drafter.block_size": drafts + 1}
 
 
+def markov(kind: str) -> Variant:
+    changes = {"drafter.head": "markov", "drafter.markov.head_type": kind, "drafter.markov.rank": RANK}
+    return Variant(f"Markov, {kind}", {**shifted(), **changes})
+
+
+def with_cross_entropy(one: Variant) -> Variant:
+    """The same, trained with cross-entropy in place of its head's published loss."""
+    changes = {**one.changes, "train.loss": "cross_entropy"}
+    return dataclasses.replace(one, title=f"{one.title}, cross-entropy", changes=changes)
+
+
 DOMINO = Variant("Domino", {**shifted(), "drafter.head": "domino"})
 DFLASH = Variant("DFlash (no head)", {**unshifted(), "drafter.head": "none"})
 HEADS = {
     "domino": DOMINO,
     "none": DFLASH,
     "none_deep": Variant("DFlash, one more layer", {**DFLASH.changes, "drafter.num_layers": 4}, rate_of="none"),
-    **{
-        f"markov_{kind}": Variant(
-            f"Markov, {kind}",
-            {
-                **shifted(),
-                "drafter.head": "markov",
-                "drafter.markov.head_type": kind,
-                "drafter.markov.rank": RANK,
-            },
-        )
-        for kind in ("vanilla", "gated", "rnn")
-    },
+    **{f"markov_{kind}": markov(kind) for kind in ("vanilla", "gated", "rnn")},
     "dflash2": Variant("DFlash2", {**unshifted(), "drafter.head": "dflash2", "drafter.dflash2.rank": RANK}),
     **{
         f"xpress_{passes}": Variant(
@@ -89,13 +90,14 @@ PARTS = {
     "no_curriculum": Variant("Domino, no curriculum", {**DOMINO.changes, "train.lambda_start": 0.0}, rate_of="domino"),
     **blocks_of(4),
     **blocks_of(16),
+    **{f"markov_{kind}_ce": with_cross_entropy(markov(kind)) for kind in ("vanilla", "rnn")},
 }
 TABLES = {
     "heads": (HEADS, "Draft heads on the same data", f"{DRAFTS} drafts a round, each head with its published loss."),
     "parts": (
         PARTS,
         "What each part is worth",
-        "Domino without its curriculum, and by the slots of a block.",
+        "Domino without its curriculum, by the slots of a block, and Markov heads that learn from cross-entropy.",
     ),
 }
 
