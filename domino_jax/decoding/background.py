@@ -102,32 +102,40 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackgroundGenerator(Generator):
-    """A generator whose programs are compiled on another thread when they are demanded; after_each is called there."""
+    """A generator whose programs are compiled on other threads when they are demanded; after_each is called there.
+
+    demanded, pool: what makes decoding faster.  awaited, urgent: what a request waits for, not behind the others.
+    """
 
     after_each: Callable[[], None] = lambda: None
     demanded: dict[tuple, Future] = dataclasses.field(default_factory=dict)
+    awaited: dict[tuple, Future] = dataclasses.field(default_factory=dict)
     pool: Executor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "compiler"))
+    urgent: Executor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "urgent-compiler"))
 
     def at_hand(self, program: Program) -> bool:
         if program.key not in self.compiled:
             self.demand(program)
         return program.key in self.compiled
 
-    def demand(self, program: Program, again: bool = False) -> Future:
+    def demand(self, program: Program, waits: bool = False) -> Future:
         """The compilation of a program, which begins once. Shapes replace the arrays, which would stay in memory.
 
-        again: begin it once more if it has failed.
+        waits: a request waits for it; it begins once more if it has failed.
         """
-        earlier = self.demanded.get(program.key)
-        if earlier is None or (again and earlier.done() and earlier.exception()):
+        futures, pool = (self.awaited, self.urgent) if waits else (self.demanded, self.pool)
+        if waits and (other := self.demanded.get(program.key)) and other.running():
+            return other
+        earlier = futures.get(program.key)
+        if earlier is None or (waits and earlier.done() and earlier.exception()):
             if mappings_in_use() > FULL:
                 none = Future()
                 none.set_exception(DominoError("this process has no memory mappings left for another program."))
                 return none
             program = program._replace(arguments=shapes(program.arguments))
-            future = self.demanded[program.key] = self.pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
+            future = futures[program.key] = pool.submit(self._compile_on, jax.sharding.get_mesh(), program)
             future.add_done_callback(self._report)
-        return self.demanded[program.key]
+        return futures[program.key]
 
     def compile_all(self, programs: Sequence[Program]) -> None:
         """Compiles programs at once, and returns when the last one is compiled."""
@@ -153,8 +161,10 @@ class BackgroundGenerator(Generator):
 
     def compiling(self) -> int:
         """The programs that are demanded and not compiled yet."""
-        return sum(not future.done() for future in list(self.demanded.values()))
+        return sum(not future.done() for future in (*self.demanded.values(), *self.awaited.values()))
 
     def _compile_on(self, mesh: Mesh, program: Program) -> None:
+        if program.key in self.compiled:
+            return
         with jax.set_mesh(mesh), self.exact():
             self.compiled[program.key] = self.jitted(program).lower(*program.arguments).compile()

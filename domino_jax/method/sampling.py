@@ -83,6 +83,7 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
         return logits
     unchanged = logits
     temperature, top_k, top_p, min_p = params.columns()
+    top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # devices take a smaller one for 0, and no token is inside
     # A greedy row among others divides by 1; its result is discarded below.
     divisor = jnp.where(temperature > 0, temperature, 1.0)
     if kind.pool:  # before the division, which keeps the order but may round two values into a tie

@@ -62,10 +62,16 @@ class Server:
         return Json(model if request.path_params else {"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Response:
-        return await self._complete(request, chat=True)
+        return await self._answer(request, chat=True)
 
     async def text(self, request: Request) -> Response:
-        return await self._complete(request, chat=False)
+        return await self._answer(request, chat=False)
+
+    async def _answer(self, request: Request, chat: bool) -> Response:
+        try:
+            return await self._complete(request, chat)
+        except asyncio.CancelledError as end:  # uvicorn's, when the server leaves before the body has come
+            raise Refusal("the server stops.", 503) from end
 
     def _check(self, request: Request) -> None:
         if self.key:
@@ -205,7 +211,9 @@ async def on_refusal(request: Request, refusal: Refusal) -> Response:
 async def on_http_error(request: Request, error: HTTPException) -> Response:
     origins = "pages of another origin may ask where the server is started with --allow_origin=ORIGIN"
     text = f"{error.detail}: {request.url.path}; {origins if request.method == 'OPTIONS' else PATHS}."
-    return await on_refusal(request, Refusal(text, error.status_code))
+    response = await on_refusal(request, Refusal(text, error.status_code))
+    response.headers.update(error.headers or {})  # Allow, with 405
+    return response
 
 
 async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:

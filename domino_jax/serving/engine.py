@@ -115,7 +115,8 @@ class Engine(threading.Thread):
             self.drain()
             self._fail(list(self._requests), Refusal("the server stops.", 500))
             if self._generator:
-                self._generator.pool.shutdown(wait=False, cancel_futures=True)
+                for pool in (self._generator.pool, self._generator.urgent):
+                    pool.shutdown(wait=False, cancel_futures=True)
             self.ended()
 
     def _running(self) -> int:

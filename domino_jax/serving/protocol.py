@@ -15,7 +15,7 @@ from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.decoding.text_stream import TextStream
-from domino_jax.method.settings import SAMPLING_VALUES
+from domino_jax.method.settings import SAMPLING_VALUES, SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.keys import LARGEST
 from domino_jax.serving.fields import (
@@ -140,7 +140,7 @@ def _message(message: Any, problems: dict[str, str]) -> dict[str, Any]:
     fields = read_fields(message, MESSAGE, problems, within="messages.")
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
-        problems["messages.role"] = f"it is {quote(role)}, expected one of {', '.join(ROLES)}"
+        problems["messages.role"] = f"it is {quote(message.get('role'))}, expected one of {', '.join(ROLES)}"
     if isinstance(content, list):
         content = "".join(_part(part, problems) for part in content)
     elif content is None and role == "assistant":
@@ -161,8 +161,12 @@ def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) ->
     settings = generator.settings
     limits = {fields[name]: name for name in ("max_tokens", "max_completion_tokens") if name in fields}
     _need(len(limits) <= 1, "max_tokens", "it is not equal to max_completion_tokens; give one of them")
+    most = generator.limits.room(0)
+    if len(prompt) >= most:
+        text = f"the prompt has {len(prompt):,} tokens, and room is for {most - 1:,} (max_model_len is {most:,})."
+        raise Refusal(text, 400, "messages" if "messages" in fields else "prompt", "context_length_exceeded")
     # A larger limit than there is room for is cut, as in vLLM: the answer then ends with `length`.
-    room = max(min(settings.max_new_tokens, generator.limits.room(0) - len(prompt)), 1)
+    room = min(settings.max_new_tokens, most - len(prompt))
     limit, name = limits.popitem() if limits else (room, "max_tokens")
     _need(limit >= 1, name, f"it is {limit}, expected 1 or more; an answer has at least one token")
     least, limit = fields.get("min_tokens", 0), min(limit, room)
@@ -170,6 +174,8 @@ def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) ->
     row = {"id": "of the request", "max_new_tokens": limit}
     row |= {name: fields.get(name, getattr(settings.sampling, name)) for name in SAMPLING_VALUES}
     row["top_k"] = 0 if row["top_k"] == -1 else row["top_k"]  # both are off, in vLLM and SGLang too
+    if problem := SamplingParams(**{name: row[name] for name in SAMPLING_VALUES}).problem():
+        raise Refusal(str(problem), param=problem.name)
     # As a prompt row with a seed has it, so that `decode` gives the same text. -1 is no seed, as in vLLM.
     seed = fields.get("seed", -1)
     row["seed"] = secrets.randbelow(LARGEST) if seed == -1 else seed % (LARGEST + 1)

@@ -47,7 +47,7 @@ class Readiness:
             queue = Queue(Rehearsal.of(self.generator), self.models, request.mode)
             queue.add(QueuedRequest(request.prompt, request.request))
             if program := first_missing(queue, True):
-                request.awaited = self.generator.demand(program, again=True)
+                request.awaited = self.generator.demand(program, waits=True)
                 return False
             self._served.add(kind)
         return True

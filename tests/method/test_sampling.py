@@ -155,6 +155,7 @@ def test_no_processing_moves_the_argmax_that_a_greedy_draft_is():
     """Logits with many ties, near 0 and far from it; one setting for all rows, and another for each."""
     random = np.random.default_rng(2)
     rows = [SamplingParams(), SamplingParams(7.0), *LAWS, SamplingParams(0.6, top_k=1, top_p=1e-6, min_p=1.0)]
+    rows += [SamplingParams(1.0, top_p=1e-39), SamplingParams(1.0, top_k=3, top_p=1e-39)]  # devices take it for 0
     for offset in (0.0, -40.0, 1e4):
         logits = jnp.asarray(np.round(random.normal(0, 2, (len(rows), 8, VOCAB)), 1) + offset, jnp.float32)
         expected = np.asarray(logits).argmax(-1)

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import http.client
 import json
+import math
 import time
 
 import jax
@@ -129,10 +130,9 @@ BAD = {
         ("chat_template_kwargs", [1]), ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}), ("stop", ["a", 1]),
         ("stop", "a" * 100_000), ("reasoning_effort", "high"), ("messages", []), ("messages", [5]),
         ("messages", [{**USER, "role": "tool"}]), ("messages", [{**USER, "content": [{"type": "image_url"}]}]),
+        ("temperature", -1), ("temperature", math.nan), ("top_p", 0), ("min_p", 1), ("top_k", 10**30),
     )},
-    **{json.dumps(asked(**fields)): None for fields in (
-        {"temperature": -1}, {"temperature": float("nan")}, {"top_k": 10**30}, {"content": "x " * 500},
-    )},
+    json.dumps(asked("x " * 500)): "messages",
     json.dumps(asked(max_tokens=4, min_tokens=5)): "min_tokens",
     json.dumps(asked(max_tokens=3, max_completion_tokens=4)): "max_tokens",
     json.dumps({"model": MODEL}): "messages",
@@ -145,6 +145,7 @@ def test_what_is_wrong_or_not_supported_is_refused_by_name_with_400(port, body):
     assert (status, answer["error"]["type"], answer["error"]["param"]) == (400, "invalid_request_error", BAD[body])
     message = answer["error"]["message"]
     assert "Traceback" not in message and "TypeError" not in message
+    assert (answer["error"]["code"] == "context_length_exceeded") == ("max_model_len" in message)
 
 
 def test_other_refusals_have_their_status(port):
@@ -156,7 +157,11 @@ def test_other_refusals_have_their_status(port):
     assert post(port, asked(), path="/v1/embeddings")[0] == 404
     status, _, answer = post(port, {"model": MODEL, "input": "x"}, path="/v1/responses")
     assert status == 404 and "/v1/chat/completions" in answer["error"]["message"]
-    assert get(port, "/v1/chat/completions")[0] == 405
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/chat/completions")
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
     assert get(port, "/health") == (200, "ready") and "<!doctype html>" in get(port, "/")[1]
 
 
@@ -208,6 +213,16 @@ def test_a_slow_reader_and_half_sent_requests_hold_up_nobody(engine, port):
     assert "".join(part["choices"][0]["delta"]["content"] for part in lines) == text
     for connection in (slow, half, *half_open):
         connection.close()
+
+
+def test_a_body_that_never_ends_is_answered_when_the_server_stops(engine, caplog):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with listening(engine) as port:
+        connection = raw_stream(port, {}, head + b"Content-Length: 500\r\n\r\n{")
+        time.sleep(0.5)
+    with contextlib.closing(connection):
+        assert connection.recv(4096).startswith(b"HTTP/1.1 503")
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("part", ["prefill", "advance"])
