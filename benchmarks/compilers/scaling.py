@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def compile_entry(entry: dict[str, Any], file: pathlib.Path) -> None:
         f"--config.data.max_length={entry['length']}",
         "--config.eval.every=0",  # the step alone
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_EFFORT")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     error = (done.stderr.strip().splitlines() or ["no output"])[-1]
     record = {"error": error} if done.returncode else json.loads((workdir / "dry_run.json").read_text())
     record |= {"date": str(datetime.date.today()), "jax": jax.__version__}

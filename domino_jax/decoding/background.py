@@ -1,4 +1,4 @@
-"""Programs that are compiled on another thread, for a server that must not stop for them.
+"""Programs that are compiled on other threads, for a server that must not stop for them.
 
 Which programs a step of a queue needs is what the step itself runs: `first_missing` carries it out with shapes in place
 of arrays.
@@ -119,13 +119,11 @@ class BackgroundGenerator(Generator):
         return program.key in self.compiled
 
     def demand(self, program: Program, waits: bool = False) -> Future:
-        """The compilation of a program, which begins once. Shapes replace the arrays, which would stay in memory.
+        """The compilation of a program, which begins once in its pool. Shapes replace arrays, which would fill memory.
 
         waits: a request waits for it; it begins once more if it has failed.
         """
         futures, pool = (self.awaited, self.urgent) if waits else (self.demanded, self.pool)
-        if waits and (other := self.demanded.get(program.key)) and other.running():
-            return other
         earlier = futures.get(program.key)
         if earlier is None or (waits and earlier.done() and earlier.exception()):
             if mappings_in_use() > FULL:

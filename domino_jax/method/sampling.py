@@ -84,8 +84,7 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
     unchanged = logits
     temperature, top_k, top_p, min_p = params.columns()
     top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # devices take a smaller one for 0, and no token is inside
-    # A greedy row among others divides by 1; its result is discarded below.
-    divisor = jnp.where(temperature > 0, temperature, 1.0)
+    divisor = divisor_of(params)  # of a greedy row among others too, whose result is discarded below
     if kind.pool:  # before the division, which keeps the order but may round two values into a tie
         pool, last = _top_k(logits, kind.pool, top_k)
         logits = jnp.where(logits >= last, logits, -jnp.inf)
@@ -102,6 +101,12 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
         logits = jnp.where(logits >= edge, logits, -jnp.inf)
     logits = jnp.where(logits >= jnp.log(min_p), logits, -jnp.inf)  # the largest is 0
     return jnp.where(temperature > 0, logits, unchanged)
+
+
+def divisor_of(params: Sampling) -> jax.Array:
+    """The temperature, 1 where that is 0. Devices take the inverse of an extreme one for 0 or infinity."""
+    temperature = jnp.asarray(params.columns()[0], jnp.float32)
+    return jnp.where(temperature > 0, jnp.clip(temperature, 1e-30, 1e30), 1.0)
 
 
 def _top_k(logits: Logits, pool: int, top_k: int | jax.Array) -> tuple[jax.Array, jax.Array]:

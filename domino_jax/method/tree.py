@@ -17,7 +17,7 @@ from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Pair
 from domino_jax.method.propose import draft_base, read_prefix, slot_candidates
 from domino_jax.method.rollout import scan_drafts
-from domino_jax.method.sampling import Sampling, process_logits
+from domino_jax.method.sampling import Sampling, divisor_of, process_logits
 from domino_jax.method.settings import DraftSettings
 from domino_jax.method.verify import Tree
 from domino_jax.models.cache import Cache
@@ -53,18 +53,12 @@ def roll_out_lanes(
     config = models.drafter.config
     only = config.only_candidates if settings.use_head else 0
     candidates = slot_candidates(models, state, base, only or settings.tree.candidates, sampling, settings)
-    divisor = _divisor(sampling)
+    divisor = divisor_of(sampling)
     candidates = candidates._replace(logits=candidates.logits / divisor)
     rest = log_rest(base / divisor, candidates.logits)
     if only:
         rest = jnp.full_like(rest, -jnp.inf)  # a selector gives the other tokens no probability
     return grow_lanes(models, read_prefix(models, state), z, candidates, rest, sampling, settings)
-
-
-def _divisor(sampling: Sampling) -> jax.Array:
-    """The request's temperature, 1 where that is 0."""
-    temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
-    return jnp.where(temperature > 0, temperature, 1.0)
 
 
 def log_rest(base: Logits, candidates: jax.Array) -> jax.Array:
@@ -88,7 +82,7 @@ def grow_lanes(
 
     Args:
         prefix_tokens, z: as for roll_out.
-        candidates: of each depth, with logits divided by `_divisor`, and the target's noise where the draft shares it.
+        candidates: of each depth, logits divided by `divisor_of`, and the target's noise where the draft shares it.
         rest: log_rest of the other logits, float32 [B, M].
     """
     (batch, depths, count), lanes = candidates.token_ids.shape, settings.tree.lanes
@@ -111,7 +105,7 @@ def grow_lanes(
             state, code = models.head.step(state, models.head_inputs(tokens), here["terms"][:, None])
             change = models.head.residual_of(code, here["rows"])
             prefix = models.drafter.config.pure_draft_prefix_len
-            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
+            logits = logits + jnp.where(depth >= prefix, change / divisor_of(sampling), 0.0)
         shared = None if here["noise"] is None else here["noise"][:, None]
         edges = edge_scores(logits, here["rest"][:, None, None], shared, sampling, settings)
         scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
@@ -136,14 +130,14 @@ def edge_scores(
     """The log-probability of each candidate [B, W, Q] to be the target's choice, at most 0.
 
     Args:
-        logits: the candidates', divided by `_divisor`.  rest: log_rest of the other tokens, [B, 1, 1]; the head's
+        logits: the candidates', divided by `divisor_of`.  rest: log_rest of the other tokens, [B, 1, 1]; the head's
             correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
         noise: the target's at this depth [B, 1, Q], or None for a draft that shares none.
 
     The edges of top-k, top-p and min-p are the target's.
     """
     if not sampling.kind.greedy:
-        inside = jnp.isfinite(process_logits(logits * _divisor(sampling), sampling))
+        inside = jnp.isfinite(process_logits(logits * divisor_of(sampling), sampling))
         logits = jnp.where(inside, logits, -jnp.inf)
         rest = jnp.where(inside.all(-1, keepdims=True), rest, -jnp.inf)
     total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), rest)

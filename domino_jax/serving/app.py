@@ -94,7 +94,7 @@ class Server:
         if requests[0].stream:
             choices = {"media_type": "text/event-stream", "headers": {"Cache-Control": "no-cache"}}
             # The background task also runs when the client has left.
-            return StreamingResponse(exchange.events(), background=BackgroundTask(exchange.cancel), **choices)
+            return Stream(exchange.events(), background=BackgroundTask(exchange.cancel), **choices)
         texts = asyncio.ensure_future(exchange.texts())
         left = asyncio.ensure_future(request.receive())  # the body is read: next comes the end of the connection
         try:
@@ -175,6 +175,14 @@ class Exchange:
             total = summed(answers)
             yield line({**total.head(".chunk"), "choices": [], **total.totals()})
         yield "data: [DONE]\n\n"
+
+
+class Stream(StreamingResponse):
+    """Ends without a word when uvicorn cancels it, after the time that clients have to read their answers."""
+
+    async def __call__(self, *arguments: Any) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await super().__call__(*arguments)
 
 
 class Json(JSONResponse):

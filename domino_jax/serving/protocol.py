@@ -176,6 +176,7 @@ def _request(fields: dict[str, Any], prompt: list[int], generator: Generator) ->
     row["top_k"] = 0 if row["top_k"] == -1 else row["top_k"]  # both are off, in vLLM and SGLang too
     if problem := SamplingParams(**{name: row[name] for name in SAMPLING_VALUES}).problem():
         raise Refusal(str(problem), param=problem.name)
+    row["top_k"] = row["top_k"] if row["top_k"] < generator.limits.vocab else 0  # each larger one would be a program
     # As a prompt row with a seed has it, so that `decode` gives the same text. -1 is no seed, as in vLLM.
     seed = fields.get("seed", -1)
     row["seed"] = secrets.randbelow(LARGEST) if seed == -1 else seed % (LARGEST + 1)

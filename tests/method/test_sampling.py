@@ -151,11 +151,20 @@ def test_noise_depends_on_seed_request_and_position_and_on_nothing_else():
         assert not np.isclose(one, two).any()
 
 
+def test_values_that_a_device_takes_for_0_or_infinity_leave_a_token():
+    rows = [SamplingParams(t, k, p) for t in (1e-46, 1e-39, 1e38) for k, p in ((0, 1.0), (3, 1.0), (0, 0.9))]
+    rows += [SamplingParams(1.0, k, 1e-39) for k in (0, 3)]
+    logits = jnp.tile(jnp.array([1.0, 5.0, 3.0, 2.0]), (len(rows), 1, 1))
+    for params in (*rows, RowSampling.of(rows)):
+        assert jnp.isfinite(process_logits(logits, params)).any(-1).all()
+    for params in rows[-2:]:
+        assert jnp.argmax(process_logits(logits, params), -1).tolist() == [[1]] * len(rows)
+
+
 def test_no_processing_moves_the_argmax_that_a_greedy_draft_is():
     """Logits with many ties, near 0 and far from it; one setting for all rows, and another for each."""
     random = np.random.default_rng(2)
     rows = [SamplingParams(), SamplingParams(7.0), *LAWS, SamplingParams(0.6, top_k=1, top_p=1e-6, min_p=1.0)]
-    rows += [SamplingParams(1.0, top_p=1e-39), SamplingParams(1.0, top_k=3, top_p=1e-39)]  # devices take it for 0
     for offset in (0.0, -40.0, 1e4):
         logits = jnp.asarray(np.round(random.normal(0, 2, (len(rows), 8, VOCAB)), 1) + offset, jnp.float32)
         expected = np.asarray(logits).argmax(-1)

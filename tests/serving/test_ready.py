@@ -1,6 +1,6 @@
 """`ready` is true: no usual request waits for a compilation, and a new program stops nobody but who asks for it.
 
-Nothing here depends on speed: compilations on the other thread wait until a test lets them go.
+Nothing here depends on speed: compilations on other threads wait until a test lets them go.
 """
 
 import collections
@@ -49,7 +49,7 @@ PROMPTS = [[7, 8, 9], *random_prompts(11, 1, 100, seed=3)]  # of all lengths
 
 
 class Gate:
-    """Holds the compilations of other threads while it is closed, but of those whose name begins with `passing`."""
+    """Holds compilations on other threads while it is closed, except on threads whose name begins with `passing`."""
 
     def __init__(self, monkeypatch):
         self.open, self.failing, self.passing = threading.Event(), False, ""
