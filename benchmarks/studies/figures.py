@@ -19,8 +19,7 @@ from domino_jax.evals import plots
 
 Figures = Mapping[str, Any]
 COSTS = {"tau_in_time": "after equal time", "speed": "speed-up, CPU", "speed_h200": "by bytes, H200"}
-SEEDS_SAY = """, from the lowest to the highest end of the seeds, those of a lead over answers and seeds, with the same
-    sign for all of them"""
+SEEDS_SAY = """, from the lowest to the highest end of the seeds; those of a lead are over answers and seeds"""
 COSTS_SAY = """After equal time: τ of the run's own evaluations (64 other answers) when the cheapest training ends.
     Speed-up: over plain decoding, τ ÷ a round in plain steps, by seconds on this CPU and by the bytes of 8B on an H200
     ([compilers](compilers.md#the-head-in-a-round)), there in blocks of 16 (EAGLE-3: 7 drafts), with τ of 7 drafts."""
@@ -194,7 +193,7 @@ def write(
         tables += f"{markdown(rows, columns | costs)}\n\n"
     says = f"""{section["says"]} A lead is τ of {first} minus τ of the row, with the most drafts that both have.
         Brackets: 95 % intervals by the bootstrap over answers{SEEDS_SAY if len(options.seeds) > 1 else ""}; bold: the
-        interval has no 0.
+        interval has no 0, and all seeds agree.
         {COSTS_SAY if options.costs else ""} Training seeds: {chosen["seeds"]}.
         {conditions(("jax", "flax", "optax"))}"""
     files = {end: f"data/{name}{end}.csv" for end in ("", "_pairs", "_groups", *(["_rates"] if options.rates else []))}

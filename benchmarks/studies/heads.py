@@ -97,7 +97,7 @@ TABLES = {
     "parts": (
         PARTS,
         "What each part is worth",
-        "Domino without its curriculum, by the slots of a block, and Markov heads that learn from cross-entropy.",
+        "Domino without its curriculum, both by the slots of a block, and Markov heads that learn from cross-entropy.",
     ),
 }
 

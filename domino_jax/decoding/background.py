@@ -104,7 +104,7 @@ def first_missing(queue: Queue, *general: bool) -> Program | None:
 class BackgroundGenerator(Generator):
     """A generator whose programs are compiled on other threads when they are demanded; after_each is called there.
 
-    demanded, pool: what makes decoding faster.  awaited, urgent: what a request waits for, not behind the others.
+    demanded, pool: programs that make decoding faster.  awaited, urgent: those that a request waits for.
     """
 
     after_each: Callable[[], None] = lambda: None
@@ -162,7 +162,5 @@ class BackgroundGenerator(Generator):
         return sum(not future.done() for future in (*self.demanded.values(), *self.awaited.values()))
 
     def _compile_on(self, mesh: Mesh, program: Program) -> None:
-        if program.key in self.compiled:
-            return
         with jax.set_mesh(mesh), self.exact():
             self.compiled[program.key] = self.jitted(program).lower(*program.arguments).compile()

@@ -41,7 +41,7 @@ SHAPES = pathlib.Path(__file__).resolve().parents[2] / "assets" / "qwen3_configs
 def main(flags: cli.Flags) -> None:
     config = flags.config
     devices = topologies.devices_of(flags.topology) if flags.topology else jax.devices()
-    print("compiling; 8B on TPUs takes 15 to 25 CPU minutes by estimate (docs/training.md)", flush=True)
+    print("compiling; a step for 16 TPU chips takes 4 to 6 CPU minutes (docs/training.md)", flush=True)
     figures = examine(config, devices, flags.topology or devices[0].device_kind)
     folder = open_path(flags.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,8 @@ HUNG = 43  # exit code: the run hung and the watchdog ended the process; every l
 SLOW = 10
 # The report gets this long before the process ends: the terminal or pipe it is written to may be what hangs.
 REPORT_SECONDS = 5.0
+# The stacks are read without Python's lock. A thread that starts or ends meanwhile can crash the process.
+STACKS_SECONDS = 0.5
 
 
 class Watchdog:
@@ -58,7 +60,7 @@ class Watchdog:
         self._watched, self._limit = name, limit
         if limit:
             faulthandler.dump_traceback_later(limit, file=sys.__stderr__)
-            self._timer = threading.Timer(limit, self._report_and_end)
+            self._timer = threading.Timer(limit + STACKS_SECONDS, self._report_and_end)
             self._timer.daemon = True
             self._timer.start()
 

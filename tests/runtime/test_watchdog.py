@@ -14,6 +14,7 @@ from domino_jax.runtime.watchdog import HUNG, Watchdog
 def codes(monkeypatch):
     """The codes with which a process would have been ended, each as soon as its report is written."""
     monkeypatch.setattr(module, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "STACKS_SECONDS", 0.1)
     return []
 
 

@@ -229,6 +229,13 @@ def test_a_body_and_a_stream_that_never_end_are_cut_when_the_server_stops(engine
     assert "Cancel" in caplog.text and "Traceback" not in caplog.text
 
 
+def test_a_top_k_of_the_whole_vocabulary_is_off(engine):
+    """Each power of two above it would be a program."""
+    vocab = engine.served.generator.limits.vocab
+    kept = [read_request(asked(top_k=top_k), True, engine.served) for top_k in (vocab - 1, vocab, 2**31 - 1)]
+    assert [one.request.sampling.top_k for one in kept] == [vocab - 1, 0, 0]
+
+
 def test_a_prompt_may_have_all_tokens_but_one(engine, port):
     most = engine.served.generator.limits.room(0)
     body = {"model": MODEL, "prompt": [5] * (most - 1), "max_tokens": 9}
