@@ -32,6 +32,7 @@ from tests.helpers.paths import ROOT
 from tests.helpers.serving import SETTINGS, asked, get, post, wait_for
 
 pytest.importorskip("prometheus_client", reason="requirements-serve.txt is not installed")
+from domino_jax.serving import engine as engines
 from domino_jax.serving.engine import Engine
 from domino_jax.serving.readiness import chat_programs, usual_programs
 from domino_jax.serving.requests import ServedModel, ServedRequest
@@ -84,22 +85,30 @@ USUAL_PROGRAMS = {}  # those of a ready engine, compiled once
 
 
 @pytest.fixture
-def engine(made, gate):
-    """A ready engine, which has compiled what it compiles before that, and the gate is closed."""
+def engine(made, gate, monkeypatch):
+    """A ready engine. The gate closed when it had compiled what it compiles before that, and nothing else."""
     made.compiled.clear()
     made.compiled.update(USUAL_PROGRAMS)
+
+    def closing(*arguments):
+        USUAL_PROGRAMS.update(made.compiled)
+        gate.open.clear()
+        return chat_programs(*arguments)
+
+    monkeypatch.setattr(engines, "chat_programs", closing)
     served = ServedModel("small", made.models, made.generator, None, MODES, Prefixes(4, 10**9))
     engine = Engine(lambda: contextlib.nullcontext(served))
     engine.start()
     wait_for(lambda: engine.status != "loading")
     assert engine.status == "ready", engine.failure
-    USUAL_PROGRAMS.update(made.compiled)
-    gate.open.clear()
+    wait_for(lambda: not gate.open.is_set())
     yield engine
     gate.open.set()
     engine.drain()
     engine.join(120)
     assert engine.failure is None
+    for pool in (engine._generator.pool, engine._generator.urgent):
+        pool.shutdown()  # a compilation that runs writes into the next test's programs
 
 
 class Asking:
