@@ -9,8 +9,8 @@ anchors. τ is that of the held-out prompts at temperature 0 and 1, where drafts
 (docs/method.md). --rates searches for each head the learning rate with the highest τ on other prompts, by which
 checkpoints are chosen too, with the first seed. --costs times steps and rounds. --table=parts has Domino without its
 curriculum, Domino and plain DFlash with blocks of 4 and 16, and Markov heads that learn from cross-entropy.
-study.py has the stages. Writes a table to WORKDIR/tables.md and CSV files; docs/results.md shows them. Any further
---config.KEY=VALUE goes to every command.
+--table=leaders has the heads that no other one leads for sure, for more seeds. study.py has the stages. Writes a table
+to WORKDIR/tables.md and CSV files; docs/results.md shows them. Any further --config.KEY=VALUE goes to every command.
 """
 
 import dataclasses
@@ -92,6 +92,11 @@ PARTS = {
     **blocks_of(16),
     **{f"markov_{kind}_ce": with_cross_entropy(markov(kind)) for kind in ("vanilla", "rnn")},
 }
+LEADERS = {
+    "domino": DOMINO,
+    "dflash2": HEADS["dflash2"],
+    **{name: PARTS[name] for name in ("markov_vanilla_ce", "markov_rnn_ce")},
+}
 TABLES = {
     "heads": (HEADS, "Draft heads on the same data", f"{DRAFTS} drafts a round, each head with its published loss."),
     "parts": (
@@ -99,6 +104,7 @@ TABLES = {
         "What each part is worth",
         "Domino without its curriculum, both by the slots of a block, and Markov heads that learn from cross-entropy.",
     ),
+    "leaders": (LEADERS, "The best four with more seeds", "The heads that no other one leads for sure."),
 }
 
 
@@ -109,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     variants, title, says = TABLES[options.table]
     if options.small and not options.only:
         variants = {name: variants[name] for name in SMALL}
-    module = f"benchmarks.studies.heads{' --table=parts' if options.table == 'parts' else ''}"
+    module = f"benchmarks.studies.heads{'' if options.table == 'heads' else f' --table={options.table}'}"
     compare(options, overrides, variants, {"name": options.table, "title": title, "module": module, "says": says})
 
 
