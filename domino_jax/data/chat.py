@@ -246,6 +246,19 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
     return next(((added[token], token) for token in _encode(tokenizer, rest, "")["input_ids"] if token in added), None)
 
 
+@functools.lru_cache(maxsize=8)
+def generation_prompts(tokenizer: Any, thinking: bool) -> tuple[list[int], list[int]]:
+    """The ids before an answer of an earlier turn, and before one that is asked for, which may have an empty think
+    block too; both empty without a template for one question."""
+    probe = [{"role": "user", "content": PROBE}]
+    with contextlib.suppress(DataError):
+        templates = (_Template(tokenizer, on, "") for on in (True, thinking))
+        texts = [template.render(probe, ask=True).rpartition(PROBE)[2] for template in templates]
+        earlier, asked = (list(_encode(tokenizer, text, "")["input_ids"]) for text in texts)
+        return earlier, asked
+    return [], []
+
+
 @dataclasses.dataclass(frozen=True)
 class _Template:
     """A tokenizer's chat template with its thinking switch; `where` names the row in messages.
@@ -279,10 +292,26 @@ def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat, today: 
     variables = {"enable_thinking": thinking, **chat.variables}
     for name in variables if thinking else chat.variables:
         _is_read(tokenizer, name)
-    calls = any("tool_calls" in message and message["tool_calls"] for message in chat.messages)
-    if calls and not _is_read(tokenizer, "tool_calls"):
-        raise DataError(f"{where}: a message has tool_calls, which the chat template does not write; remove the row.")
+    for key in ("tool_calls", "function_call"):
+        if any(message.get(key) for message in chat.messages) and not _is_read(tokenizer, key):
+            raise DataError(f"{where}: a message has {key}, which the chat template does not write; remove the row.")
+    for role in dict.fromkeys(message["role"] for message in chat.messages):
+        if not _is_written(tokenizer, role):
+            raise DataError(
+                f"{where}: a message has the role {quote(role)}, which the chat template leaves out; give it another"
+                " role, or remove the row."
+            )
     return _Template(tokenizer, variables.pop("enable_thinking"), where, variables, today)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_written(tokenizer: Any, role: str) -> bool:
+    """Whether the chat template writes messages of a role. One that it refuses is refused with its row."""
+    template, said = _Template(tokenizer, False, ""), {"role": role, "content": PROBE}
+    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    with contextlib.suppress(DataError):
+        return any(PROBE in template.render(messages, ask=False) for messages in ([said, before[0]], [*before, said]))
+    return True
 
 
 @functools.lru_cache(maxsize=64)  # one line per run, not per row

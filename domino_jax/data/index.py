@@ -28,7 +28,7 @@ from domino_jax.runtime.files import replacing
 from domino_jax.runtime.json_files import read_json
 from domino_jax.runtime.progress import Progress
 
-FORMAT = 3
+FORMAT = 4
 LINES_PER_TASK = 256
 READ_BYTES = 1 << 26
 ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
@@ -202,11 +202,12 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
             bad.add(error)
             continue
         prompt = prompt_of(rows[0].loss_mask)
-        shared = prompt_hash(rows[0].token_ids[:prompt])
+        ids = rows[0].token_ids[:prompt]
+        shared = prompt_hash(ids), prompt_hash(encoder.asked(ids))
         for part, row in enumerate(rows):
             usable = has_anchor(row.loss_mask)
             sizes = len(row.token_ids), int(row.loss_mask.sum()), usable
-            out.append((start, end, number, part, *sizes, 0 if part else prompt, shared))
+            out.append((start, end, number, part, *sizes, 0 if part else prompt, *shared))
             if usable:
                 texts.append(row.token_ids)
                 places += [len(out) - 1] * len(row.token_ids)

@@ -110,8 +110,8 @@ def _message(turn: Any, form: str, name: str) -> dict[str, Any]:
     textless = content is None and "tool_calls" in fields and bool(fields["tool_calls"])
     texts = f'{{"{keys[0]}": text, "{keys[1]}": text}}; only a message with tool_calls may have no text'
     check_value(isinstance(role, str) and (isinstance(content, str) or textless), name, turn, texts)
-    if keys[0] == "role":
-        return {**fields, "role": SPEAKERS[role] if role in ("human", "gpt") else role}
+    if keys[0] == "role":  # the template decides which others there are
+        return {**fields, "role": SPEAKERS.get(role, role)}
     check_value(role in SPEAKERS, f"{name}: from", role, f"one of {', '.join(SPEAKERS)}")
     return {"role": SPEAKERS[role], "content": content} | {key: fields[key] for key in fields if key not in keys}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.messages import EMPTY, FORMS, READ, REFUSED, Chat, present, quote_names, read_chat
-from domino_jax.data.sources import open_plain
+from domino_jax.data.sources import find_files, open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, check_value, quote
 from domino_jax.runtime.files import is_remote
@@ -54,28 +54,27 @@ def read_prompts(
     skip_bad: bool = False,
     check: Callable[[dict], Any] | None = None,
 ) -> list[dict]:
-    """Prompt rows, each with an "id": the row's, or its place among the rows of the file from "0".
+    """Prompt rows, each with an "id": the row's, or its place among the rows of all files from "0".
 
     A row has exactly one of messages (in the form of `Chat.as_row`), prompt and token_ids. Other keys stay in it.
 
     Args:
+        path: a file, or a glob as data.train has it.
         limit: only the first `limit` rows are read.  skip_bad: rows that cannot be used are left out and counted.
         check: raises DataError for a row that the caller cannot use.
     Raises DataError: rows that cannot be used, all of them in one message; or there are no rows.
     """
     rows, lines, bad, total = [], {}, BadRows(), 0
-    for number, line in read_lines(path):
+    for line, where in lines_of(os.fspath(path)):
         if limit is not None and len(rows) >= limit:
             break
         try:
-            row = read_prompt(line, f"{path}:{number}", str(total))
+            row = read_prompt(line, where, str(total))
             if row["id"] in lines:
-                raise DataError(
-                    f"{path}:{number}: the id {row['id']} is also the id of line {lines[row['id']]}; make ids unique."
-                )
+                raise DataError(f"{where}: the id {row['id']} is also the id of {lines[row['id']]}; make ids unique.")
             if check:
                 check(row)
-            lines[row["id"]] = number
+            lines[row["id"]] = where
             rows.append(row)
         except DataError as error:
             bad.add(error)
@@ -86,6 +85,12 @@ def read_prompts(
     return rows
 
 
+def lines_of(pattern: str) -> Iterator[tuple[bytes, str]]:
+    """The bytes and FILE:LINE of every line that is not blank, of a file or of all that a glob names."""
+    for file in find_files(pattern):
+        yield from ((line, f"{file}:{number}") for number, line in read_lines(file))
+
+
 def digest_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """SHA-256 of prompt rows: tells files with the same name and another content apart."""
     return hashlib.sha256(json.dumps([dict(row) for row in rows], sort_keys=True).encode()).hexdigest()
@@ -94,6 +99,8 @@ def digest_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 def read_prompt(line: bytes, where: str, place: str) -> dict:
     """The prompt row of one line; `place` is its id if it has none."""
     columns = present(parse_row(line, where))
+    if any(form in columns for form in FORMS):
+        columns.pop("prompt", None)  # UltraChat's rows have their first message there too; training does not read it
     row = {**columns, "id": str(columns["id"]) if "id" in columns else place}
     if len(row["id"]) > ID_LIMIT or not row["id"].isprintable():
         raise DataError(f"{where}: the id is {quote(row['id'])}; an id has at most {ID_LIMIT} printable characters.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.data.chat import TrainingRow, training_rows
+from domino_jax.data.chat import TrainingRow, generation_prompts, training_rows
 from domino_jax.data.held_out import SHORTEST, beginning_hashes, hold_out, prompt_hash
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
@@ -37,6 +37,16 @@ class RowEncoder:
         if number >= len(rows):
             raise DataError(f"{where}: the line no longer has {number + 1} answers; data must not change under a run.")
         return self._cut(rows[number](), where)
+
+    def asked(self, prompt: np.ndarray) -> np.ndarray:
+        """A row's prompt, int32 [P], as decoding asks it: with the think block that a template drops from earlier
+        turns."""
+        if self.tokenizer is None or self.thinking:
+            return prompt
+        earlier, asked = generation_prompts(self.tokenizer, self.thinking)
+        if prompt[-len(asked) :].tolist() == asked or prompt[-len(earlier) :].tolist() != earlier:
+            return prompt
+        return np.concatenate([prompt[: -len(earlier)], np.asarray(asked, prompt.dtype)])
 
     def _rows(self, line: bytes, where: str) -> list[Callable[[], TrainingRow]]:
         return training_rows(self.tokenizer, present(parse_row(line, where)), self.thinking, where)
@@ -79,12 +89,12 @@ def read_span(file: DataFile, start: int, end: int) -> bytes:
 # One row of the data. start, end: the bytes of its line (`read_span`), whose number is `line`, from 1.  part: which of
 # the line's rows it is, from 0.  length, supervised: tokens after truncation.  usable: it has an anchor.  prompt: of a
 # line's first row the tokens before the first supervised one, of its other rows 0.  prompt_hash: held_out.prompt_hash,
-# for all rows of a line that of the first.
+# for all rows of a line that of the first.  asked_hash: the same of RowEncoder.asked.
 ROW = np.dtype(
     [
         *((name, np.int64) for name in ("start", "end", "line")),
         *((name, np.int32) for name in ("part", "length", "supervised")),
-        *(("usable", bool), ("prompt", np.int32), ("prompt_hash", np.int64)),
+        *(("usable", bool), ("prompt", np.int32), ("prompt_hash", np.int64), ("asked_hash", np.int64)),
     ]
 )
 
@@ -124,12 +134,12 @@ class TrainingRows:
     ):
         rows, count = index.rows, 0 if held_out_before else held_out
         left_out, self._held_out = hold_out(
-            rows["prompt"], rows["prompt_hash"], rows["usable"], count, encoder.max_length // 2
+            rows["prompt"], rows["asked_hash"], rows["usable"], count, encoder.max_length // 2
         )
         self._held_out_before = list(held_out_before)
         hashes = [prompt_hash(np.asarray(row["token_ids"], np.int32)) for row in held_out_before]
-        left_out |= rows["usable"] & np.isin(rows["prompt_hash"], hashes)
         self._files, self._index, self._rows, self._encoder = files, index, rows, encoder
+        left_out |= rows["usable"] & self._has_prompt(hashes)
         self._starts = np.concatenate([[0], np.cumsum(index.counts)])
         self.lengths = rows["length"]
         self.usable = np.flatnonzero(rows["usable"] & ~left_out)  # ids, int64
@@ -150,8 +160,12 @@ class TrainingRows:
         lengths, hashes = lengths[lengths >= SHORTEST], set()
         for ids in map(np.asarray, prompts):
             hashes |= {prompt_hash(ids), *beginning_hashes(ids, lengths)}
-        self.num_evaluated = int(np.isin(self._rows["prompt_hash"][self.usable], list(hashes)).sum())
+        self.num_evaluated = int(self._has_prompt(list(hashes))[self.usable].sum())
         return self.num_evaluated
+
+    def _has_prompt(self, hashes: Sequence[int]) -> np.ndarray:
+        """bool [N]: rows whose prompt has one of the hashes, as it stands in the row or as decoding asks it."""
+        return np.isin(self._rows["prompt_hash"], hashes) | np.isin(self._rows["asked_hash"], hashes)
 
     def first_with(self, token: int) -> int | None:
         """The id of the first row with an anchor that has a token."""
@@ -174,7 +188,8 @@ class TrainingRows:
         if self._held_out_before:
             return self._held_out_before
         pairs = zip(self._held_out.tolist(), self._rows["prompt"][self._held_out].tolist(), strict=True)
-        return [{"id": self.where(row), "token_ids": self.read(row).token_ids[:end].tolist()} for row, end in pairs]
+        prompts = ((self.where(row), self._encoder.asked(self.read(row).token_ids[:end])) for row, end in pairs)
+        return [{"id": where, "token_ids": ids.tolist()} for where, ids in prompts]
 
     def __len__(self) -> int:
         return len(self.usable)

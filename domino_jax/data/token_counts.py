@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.chat import TrainingRow
-from domino_jax.data.prompts import read_lines
+from domino_jax.data.prompts import lines_of
 from domino_jax.data.rows import RowEncoder, TrainingRows
-from domino_jax.data.sources import find_files
 from domino_jax.runtime.progress import Progress
 
 COUNTED_ROWS = 16_384  # more of them hardly change the order, and long ones take 11 ms each
@@ -25,8 +24,7 @@ def order_of_rows(rows: TrainingRows, vocab: int) -> np.ndarray:
 def order_of_rows_in(pattern: str, tokenizer: Any, vocab: int) -> np.ndarray:
     """`order_of` the first rows of data.train."""
     encode = RowEncoder(tokenizer, LONGEST, thinking=False, vocab_size=vocab)
-    rows = ((line, f"{path}:{number}") for path in find_files(pattern) for number, line in read_lines(path))
-    encoded = itertools.chain.from_iterable(encode(*row) for row in rows)
+    encoded = itertools.chain.from_iterable(encode(*line) for line in lines_of(pattern))
     return order_of(itertools.islice(encoded, COUNTED_ROWS), vocab)
 
 

@@ -58,8 +58,8 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
     strange = [message["role"] for message in messages if message["role"] not in ROLES]
     if strange:
         raise DataError(
-            f"{where}: a message has the role {strange[0]!r}, and only {', '.join(ROLES)} can be regenerated:"
-            " nobody is there to run tools."
+            f"{where}: a message has the role {strange[0]!r}, and only conversations of {', '.join(ROLES)} can be"
+            " answered again; remove the row."
         )
     turns: list[list[dict]] = [[]]
     for message in messages:

@@ -8,7 +8,7 @@ from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import TextCodec
-from domino_jax.data.prompts import check_text, digest_rows, read_lines, read_prompts
+from domino_jax.data.prompts import check_text, digest_rows, lines_of, read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import prompt_row
 from domino_jax.decoding.generate import Generator
@@ -48,7 +48,7 @@ def read_rows(source: PromptSource, config, tokenizer: Any) -> tuple[list[dict[s
 def report_limit(source: PromptSource, rows: int) -> None:
     """Prints how many prompts of a file are decoded where decode.num_prompts leaves some out."""
     if source.limit == rows and source.source != "--prompt":
-        total = sum(1 for _ in read_lines(source.source))
+        total = sum(1 for _ in lines_of(source.source))
         if total > rows:
             say(f"{source.source}: {rows} of {total} prompts (config.decode.num_prompts; 0 decodes all)")
 

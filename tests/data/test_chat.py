@@ -3,26 +3,9 @@
 import datetime
 
 import pytest
-import tokenizers
-import transformers
 
 from domino_jax.runtime.errors import DataError
-from tests.helpers.chat import TEMPLATE, encode_prompt, encode_training_row, marked, turns
-
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-
-
-def make_tokenizer(template=TEMPLATE):
-    """Bytes, the special tokens, and one merge: two line ends are one token, so that a boundary can be straddled."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: row for row, piece in enumerate([*alphabet, "ĊĊ"])}
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("Ċ", "Ċ")]))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    core.add_special_tokens(SPECIAL)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    tokenizer.chat_template = template
-    return tokenizer
+from tests.helpers.chat import TEMPLATE, encode_prompt, encode_training_row, make_tokenizer, marked, turns
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +135,22 @@ def test_what_a_template_never_reads_is_named_once(caplog):
     encode_prompt(never, {"messages": turns("Hi")}, thinking=True)
     named = [record.getMessage() for record in caplog.records]
     assert len(named) == 3 and "'tone'" in named[0] and "'tools'" in named[1] and "decode.thinking" in named[2]
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        ({"role": "developer", "content": "Be brief."}, "the role 'developer', which the chat template leaves out"),
+        ({"role": "Assistant", "content": "Hi."}, "the role 'Assistant'"),
+        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "function_call, which the chat"),
+    ],
+)
+def test_a_message_that_the_template_would_leave_out_is_refused(tokenizer, message, names):
+    row = {"messages": [*turns("q"), message, *turns("-", "a")[1:]]}
+    with pytest.raises(DataError, match=names):
+        encode_training_row(tokenizer, row, thinking=False)
+    with pytest.raises(DataError, match=names):
+        encode_prompt(tokenizer, row, thinking=False)
 
 
 def test_a_call_that_the_template_does_not_write_is_refused():

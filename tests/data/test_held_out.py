@@ -1,5 +1,6 @@
 """held_out.py: the choice of held-out prompts, and that no row with them is trained on."""
 
+from tests.helpers.chat import encode_prompt, make_tokenizer, turns
 from tests.helpers.data_files import batches_of, take, write_rows
 
 
@@ -67,3 +68,18 @@ def test_conversations_of_several_turns_are_found_by_their_first_prompt(tmp_path
     rows = batches_of(write_rows(tmp_path, [*turns, *answers(40)]), max_length=32).rows
     assert rows.count_evaluated([[*first[:-1], 7, 1, 2, 3, 4]]) == 1
     assert rows.count_evaluated([[*first[:-1], 9, 1, 2, 3, 4], [0, 1, 5, 6]]) == 0  # two tokens begin many texts
+
+
+def test_a_question_of_several_turns_is_held_out_as_it_is_asked_and_with_all_its_rows(tmp_path):
+    """The template drops the empty think block before an answer that others follow."""
+    tokenizer, asked = make_tokenizer(), [f"What is {number}?" for number in range(40)]
+    rows = [{"messages": turns(question, "One.", "Sure?", "Yes.")} for question in asked]
+    rows += [{"messages": turns(question, "Two.")} for question in asked]
+    batches = batches_of(write_rows(tmp_path, rows), tokenizer, held_out=2, max_length=256)
+    prompts = {question: encode_prompt(tokenizer, {"messages": turns(question)}, False) for question in asked}
+    [first, second] = (next(q for q in asked if prompts[q] == held_out) for held_out in prompts_of(batches))
+    learned = [tokenizer.decode(batches.rows[place][1].token_ids) for place in range(len(batches.rows))]
+    assert len(learned) == 76 and not any(first in text or second in text for text in learned)
+    assert batches.rows.count_evaluated([prompts[asked[0]], prompts[asked[1]]]) == 2 * len(
+        {*asked[:2]} - {first, second}
+    )

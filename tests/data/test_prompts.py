@@ -1,9 +1,11 @@
 """prompts.py: JSONL and prompt rows; what is wrong is refused with file, line and id."""
 
+import json
+
 import pytest
 
 from domino_jax.data.prompts import read_jsonl, read_prompts
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, DominoError
 
 
 def write(tmp_path, *lines):
@@ -56,7 +58,7 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         (['{"token_ids": [1, true]}'], "token_ids is"),
         (
             ['{"id": "a", "prompt": "x"}', '{"id": "a", "prompt": "y"}'],
-            "rows.jsonl:2: the id a is also the id of line 1",
+            r"rows.jsonl:2: the id a is also the id of .*rows.jsonl:1; make",
         ),
         ([""], "holds no prompt rows"),
         (
@@ -79,6 +81,20 @@ def test_prompts_of_every_form_become_messages(tmp_path):
     )
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
     assert read_prompts(write(tmp_path, shared)) == [{"id": "0", "messages": messages, "seed": 3}]
+
+
+def test_a_first_message_that_stands_in_a_column_too_is_read_once(tmp_path):
+    """As in UltraChat's rows."""
+    file = write(tmp_path, '{"prompt": "a", "prompt_id": "7", "messages": [{"role": "user", "content": "a"}]}')
+    assert read_prompts(file) == [{"id": "0", "prompt_id": "7", "messages": [{"role": "user", "content": "a"}]}]
+
+
+def test_a_glob_names_files_of_prompts_whose_ids_go_on(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name}))
+    assert [(row["id"], row["prompt"]) for row in read_prompts(tmp_path / "*.jsonl")] == [("0", "a"), ("1", "b")]
+    with pytest.raises(DominoError, match="is a folder; name its files"):
+        read_prompts(tmp_path)
 
 
 def test_bad_prompts_are_listed_together_or_left_out(tmp_path, capsys):

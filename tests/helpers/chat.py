@@ -1,6 +1,8 @@
 """A chat template like Qwen3's, and rows as text with the supervised runs in brackets."""
 
 import numpy as np
+import tokenizers
+import transformers
 
 from domino_jax.data.chat import TextCodec, training_rows
 
@@ -36,7 +38,7 @@ TEMPLATE = r"""
       {{- '<tool_call>\n{"name": "' + f.name + '", "arguments": ' + given + '}\n</tool_call>' }}
     {%- endfor %}
     {{- '<|im_end|>\n' }}
-  {%- else %}
+  {%- elif m.role in ('system', 'user') %}
     {{- turn(m.role) + answer + '<|im_end|>\n' }}
   {%- endif %}
 {%- endfor %}
@@ -45,6 +47,20 @@ TEMPLATE = r"""
   {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
 {%- endif %}
 """
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+
+
+def make_tokenizer(template=TEMPLATE):
+    """Bytes, the special tokens, and one merge: two line ends are one token, so that a boundary can be straddled."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: row for row, piece in enumerate([*alphabet, "ĊĊ"])}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("Ċ", "Ċ")]))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    core.add_special_tokens(SPECIAL)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def marked(tokenizer, row):
