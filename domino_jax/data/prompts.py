@@ -107,7 +107,17 @@ def read_prompt(line: bytes, where: str, place: str) -> dict:
     where = f"{where} (id {row['id']})"
     chat = check_prompt(columns, where)
     check_text(row, where)
-    return chat.as_row(row) if chat else row
+    return _asking(chat.as_row(row), where) if chat else row
+
+
+def _asking(row: dict, where: str) -> dict:
+    """A row of messages without the answers that end it, as rows of training have them."""
+    messages = row["messages"]
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise DataError(f"{where}: all messages are the assistant's, so there is nothing to answer; remove the row.")
+    return {**row, "messages": messages}
 
 
 def check_text(value: Any, where: str) -> None:

@@ -76,6 +76,8 @@ def find_files(pattern: str) -> list[str]:
         )
     elif not is_remote(pattern) and os.path.isdir(local):
         problem = f" is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl"
+    elif not is_remote(pattern) and os.path.exists(local):
+        problem = " is a pipe; write its rows into a file first"
     elif glob.has_magic(pattern):
         problem = ": no file matches. Name JSONL files that exist"
     raise DominoError(f"{pattern}{problem}.")

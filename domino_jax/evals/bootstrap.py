@@ -19,7 +19,7 @@ def interval(figure: Callable[..., Any], *columns: Any) -> Interval:
     Args:
         figure: (*columns, axis) → its value over that axis.
     Returns:
-        None for fewer than two rows.
+        None for fewer than two rows, and where no draw has the figure: answers of one token have no rate.
     """
     values = np.stack([np.asarray(column, float) for column in columns])
     values = values[:, values.any(axis=0)]
@@ -27,8 +27,10 @@ def interval(figure: Callable[..., Any], *columns: Any) -> Interval:
         return None
     rng, rows = np.random.default_rng(SEED), values.shape[1]
     drawn = [rng.integers(0, rows, (RESAMPLES // BATCHES, rows)) for _ in range(BATCHES)]
-    figures = np.concatenate([figure(*values[:, places], axis=-1) for places in drawn])
-    return np.quantile(figures, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        figures = np.concatenate([figure(*values[:, places], axis=-1) for places in drawn])
+    figures = figures[np.isfinite(figures)]
+    return np.quantile(figures, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist() if len(figures) else None
 
 
 def pooled(above: np.ndarray, below: np.ndarray, axis: int = -1) -> Any:

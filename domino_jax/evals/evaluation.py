@@ -13,7 +13,7 @@ from domino_jax.evals.page import write_page
 from domino_jax.evals.plots import COLOURS, OTHER, draw_lines
 from domino_jax.evals.report import print_tables, report_header
 from domino_jax.evals.server_check import server_lines
-from domino_jax.evals.tables import NOTHING, brackets, fmt, target_name
+from domino_jax.evals.tables import NOTHING, brackets, fmt, say_sampling, target_name
 from domino_jax.method.exact import Accepted
 from domino_jax.runtime.errors import DominoError
 
@@ -105,8 +105,7 @@ def console_evaluation(evaluation: Mapping[str, Any]) -> None:
 
 def headline(evaluation: Mapping[str, Any]) -> str:
     answers = evaluation["answers"]
-    temperatures = answers["temperatures"]
-    sampling = f"temperature {', '.join(f'{value:g}' for value in temperatures)}" if any(temperatures) else "greedy"
+    sampling = say_sampling(answers["temperatures"])
     return f"{answers['count']} answers, {answers['tokens']:,} tokens, {sampling}, {evaluation['dtype']}"
 
 

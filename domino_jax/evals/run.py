@@ -55,7 +55,7 @@ def decode_prompts(
             " more prompts, or lower it."
         )
     refuse_differences({"what is decoded": info.origin()})
-    sections = info.as_json(target, models, settings, len(prompts))
+    sections = info.as_json(target, models, settings, prompts)
     generator, codec = new_generator(models, settings, target.stop_ids), TextCodec(target.tokenizer, settings.thinking)
     runner, primary = Runner(models, generator, codec), distributed.is_primary()
     with RunFiles(output, info.origin(), restart) if primary else contextlib.nullcontext() as files:

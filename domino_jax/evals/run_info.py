@@ -2,9 +2,11 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domino_jax.decoding.prompts import Prompt
+from domino_jax.decoding.requests import with_defaults
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.method.pair import Pair
 from domino_jax.weights.loading import LoadedTarget
@@ -43,11 +45,15 @@ class RunInfo:
             model.pop("path", None)
         return {"settings": self.requested.as_json(), **models, "prompts": {"sha256": self.source.sha256}}
 
-    def as_json(self, target: LoadedTarget, models: Pair, settings: DecodeSettings, prompts: int) -> dict[str, Any]:
-        """The sections of report.json that hold no figures. settings: in effect.  prompts: how many."""
+    def as_json(
+        self, target: LoadedTarget, models: Pair, settings: DecodeSettings, prompts: Sequence[Prompt]
+    ) -> dict[str, Any]:
+        """The sections of report.json that hold no figures. settings: in effect."""
         config = models.drafter and models.drafter.config
         widths = settings.round_widths(config) if config else {}
         template = target.tokenizer.chat_template if target.tokenizer is not None else None
+        sampled = (with_defaults(prompt.request, settings).sampling for prompt in prompts)
+        temperatures = sorted({params.temperature for params in sampled})
         drafter = config and {
             **self.drafter,
             "head": config.head,
@@ -60,7 +66,12 @@ class RunInfo:
             "settings": self.requested.as_json(),
             "target": self.target,
             "drafter": drafter,
-            "prompts": {**dataclasses.asdict(self.source), "tasks": list(self.source.tasks), "count": prompts},
+            "prompts": {
+                **dataclasses.asdict(self.source),
+                "tasks": list(self.source.tasks),
+                "count": len(prompts),
+                "temperatures": temperatures,
+            },
             "dtype": settings.dtype,
             "thinking": settings.thinking,
             "stop_ids": list(target.stop_ids),

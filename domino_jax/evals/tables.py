@@ -26,9 +26,13 @@ POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kep
 
 def title(report: Mapping[str, Any]) -> str:
     """The run in one line."""
-    settings, count = report["settings"], report["prompts"]["count"]
-    sampling = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
+    count, sampling = report["prompts"]["count"], say_sampling(report["prompts"]["temperatures"])
     return f"{count} prompts, {sampling}, batch {report['batch_size']}, {report['dtype']}, {report['device']}"
+
+
+def say_sampling(temperatures: Sequence[float]) -> str:
+    """temperatures: of all prompts, each once."""
+    return f"temperature {', '.join(f'{value:g}' for value in temperatures)}" if any(temperatures) else "greedy"
 
 
 def page_parts(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _match_names(
             raise DataError(f"{tensors.folder}: {reason}")
         counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
         untied = LM_HEAD in wrong["missing"] and EMBEDDING in expected
-        hint = " Its tie_word_embeddings is false, so it needs an lm_head." if untied else ""
+        hint = " Its tie_word_embeddings is not true, so it needs an lm_head." if untied else ""
         lines = [f"{tensors.folder}: the tensors are not as config.json describes them ({counts}).{hint}"]
         lines += [f"{kind}: {hf.list_names(names)}" for kind, names in wrong.items() if names]
         raise DataError("\n".join(lines))

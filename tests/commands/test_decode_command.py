@@ -107,6 +107,7 @@ def test_the_report_measures_what_the_generations_hold(finished):
     assert report["template_sha256"] is None and report["thinking"] is False
     assert report["stop_ids"] == [257]
     assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
+    assert report["prompts"]["temperatures"] == [0.0]
 
 
 @pytest.fixture

@@ -89,6 +89,14 @@ def test_a_first_message_that_stands_in_a_column_too_is_read_once(tmp_path):
     assert read_prompts(file) == [{"id": "0", "prompt_id": "7", "messages": [{"role": "user", "content": "a"}]}]
 
 
+def test_answers_that_end_a_conversation_are_no_part_of_the_prompt(tmp_path):
+    turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, "abcd", strict=True)]
+    [row] = read_prompts(write(tmp_path, json.dumps({"messages": turns})))
+    assert row["messages"] == turns[:3]
+    with pytest.raises(DataError, match="all messages are the assistant's"):
+        read_prompts(write(tmp_path, json.dumps({"messages": turns[1:2]})))
+
+
 def test_a_glob_names_files_of_prompts_whose_ids_go_on(tmp_path):
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name}))

@@ -74,6 +74,14 @@ def test_one_prompt_or_no_round_gives_no_interval():
     assert (plain["tau_pooled"], plain["speedup"]) == (None, None)
 
 
+def test_draws_of_answers_with_a_single_token_have_no_rate():
+    """The prefill gives that token, and the loop's first dispatch none."""
+    few, slow = groups_of([[], [4]], [0.1, 1.0]), groups_of([[], [4]], [0.1, 2.0])
+    assert intervals(few, slow)["speedup"] == pytest.approx([21 / 11, 2.0])
+    none = groups_of([[], []], [1.0, 1.0])
+    assert intervals(none, none)["speedup"] is None
+
+
 def test_the_acceptance_record_counts_the_bonus_in_the_mean_length_alone():
     counts = {"num_accepted_draft_tokens": 6, "num_draft_tokens": 16, "num_spec_steps": 4, "num_spec_tokens": 4}
     shares = {"mean_acceptance_length": 2.5, "draft_acceptance_rate": 6 / 16}

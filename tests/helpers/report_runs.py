@@ -1,6 +1,7 @@
 """Hand-made runs of two modes, and the report of them."""
 
 from domino_jax.decoding.generate import Clock
+from domino_jax.decoding.prompts import Prompt
 from domino_jax.evals.mode_run import ModeRun
 from domino_jax.evals.report import build_report
 from domino_jax.evals.run_info import PromptSource, RunInfo
@@ -16,7 +17,7 @@ def sections_of(target=TARGET, **settings) -> dict:
     models, changed = random_models(3), SETTINGS.change(**settings)
     loaded = LoadedTarget("TARGET", models.target, models.target_params, None, ())
     info = RunInfo(changed, target, {"path": "DRAFTER"}, PromptSource("PROMPTS"))
-    return info.as_json(loaded, models, changed, 2)
+    return info.as_json(loaded, models, changed, [Prompt(name, (1,), noise) for noise, name in enumerate("ab")])
 
 
 def answer(tokens, accepts=(), reason="length") -> dict:
