@@ -243,7 +243,7 @@ def answer(
     here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
     say(f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
-    tokens, rate = 0, "starting"
+    tokens, rate, unfinished = 0, "starting", 0
     progress = Progress("regenerate", before + missing, before)
     with Journal(files.part) as rows:
         for queue in work:
@@ -257,6 +257,9 @@ def answer(
             new = [conversation for conversation in answered if conversation.prompt.id not in done]
             rows.append(*(output_row(conversation, codec, answerer.settings) for conversation in new))
             progress.advance(len(new), rate)
+            unfinished += sum(bool(conversation.prompt.later_turns) for conversation in new)
+    if unfinished:
+        say(f"{unfinished} conversations end early, because the target has no room for their next turn.")
 
 
 if __name__ == "__main__":

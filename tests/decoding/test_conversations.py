@@ -73,4 +73,5 @@ def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
     codec = TextCodec(BytesTokenizer(), False)
     [one] = converse([first_turn(row, 0, codec)], Answerer(), codec)
     assert one.tokens == 1 and one.answer.token_ids == [ord("y")]
+    assert len(one.prompt.later_turns) == 1  # regenerate says how many conversations have some left
     assert [message["content"] for message in output_row(one, codec, DecodeSettings())["messages"]] == ["hi", "y"]
