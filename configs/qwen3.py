@@ -106,7 +106,7 @@ def _train() -> Section:
         learning_rate=Key(6e-4, above=0, below=float("inf")),
         warmup_ratio=Key(0.04, least=0, below=1),
         # The decay of an average of the weights, which is then evaluated and exported; 0: no average.
-        ema_decay=Key(0.0, least=0, below=1),
+        ema_decay=Key(0.0, least=0, below=1, shape=True),
         # At a loss or gradient that is not finite: stop, or skip, which leaves the step out and counts it.
         non_finite=Key("stop", choices=("stop", "skip")),
         # If a step takes longer, the stacks of all threads are printed and the process ends with exit code 43, after

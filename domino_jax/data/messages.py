@@ -27,6 +27,7 @@ EMPTY = ("", [], {})  # a table of many rows has a column for all if one row use
 FLAGS = ("weight", "loss_mask", "train", "trainable")  # of a message: 0 or false makes an answer context
 SPEAKERS = {name: name for name in ("system", "user", "assistant", "tool")}
 SPEAKERS |= {"human": "user", "gpt": "assistant", "observation": "tool"}  # as ShareGPT has them
+SPEAKERS["developer"] = "system"  # OpenAI's newer name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,7 +140,7 @@ def test_what_a_template_never_reads_is_named_once(caplog):
 @pytest.mark.parametrize(
     ("message", "names"),
     [
-        ({"role": "developer", "content": "Be brief."}, "the role 'developer', which the chat template leaves out"),
+        ({"role": "critic", "content": "Be brief."}, "the role 'critic', which the chat template leaves out"),
         ({"role": "Assistant", "content": "Hi."}, "the role 'Assistant'"),
         ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "function_call, which the chat"),
     ],

@@ -34,6 +34,7 @@ def test_system_tools_and_template_variables_are_read():
     row["chat_template_kwargs"] = {"enable_thinking": True, "effort": None}
     chat = read_chat(row, "row")
     assert chat.messages == [{"role": "system", "content": "s"}, USER]
+    assert read_chat({"messages": [{"role": "developer", "content": "s"}, USER]}, "row").messages == chat.messages
     assert chat.variables == {"enable_thinking": True, "tools": TOOLS}
     assert read_chat(row | {"tools": TOOLS}, "row") == chat
     again = chat.as_row(row)
