@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks.compilers import programs
-from benchmarks.compilers.decode import devices_of
+from benchmarks.compilers.decode import SLICES, devices_of
 from domino_jax import serve
 from domino_jax.decoding.background import Rehearsal
 from domino_jax.decoding.generate import Generator, new_generator
@@ -79,7 +79,7 @@ def measure(chip: str, tensor: int, size: str, effort: float, commands: dict) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--chip", default="h100")
+    parser.add_argument("--chip", default="h100", choices=SLICES)
     parser.add_argument("--tensor", type=int, default=1)
     parser.add_argument("--size", default="8b")
     parser.add_argument("--effort", type=float, default=0.0)
