@@ -247,12 +247,12 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
 
 
 @functools.lru_cache(maxsize=8)
-def generation_prompts(tokenizer: Any, thinking: bool) -> tuple[list[int], list[int]]:
-    """The ids before an answer of an earlier turn, and before one that is asked for, which may have an empty think
-    block too; both empty without a template for one question."""
+def generation_prompts(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids before an answer of an earlier turn, and before one that is asked for without thoughts, which may have an
+    empty think block too; both empty without a template for one question."""
     probe = [{"role": "user", "content": PROBE}]
     with contextlib.suppress(DataError):
-        templates = (_Template(tokenizer, on, "") for on in (True, thinking))
+        templates = (_Template(tokenizer, on, "") for on in (True, False))
         texts = [template.render(probe, ask=True).rpartition(PROBE)[2] for template in templates]
         earlier, asked = (list(_encode(tokenizer, text, "")["input_ids"]) for text in texts)
         return earlier, asked
@@ -308,10 +308,14 @@ def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat, today: 
 def _is_written(tokenizer: Any, role: str) -> bool:
     """Whether the chat template writes messages of a role. One that it refuses is refused with its row."""
     template, said = _Template(tokenizer, False, ""), {"role": role, "content": PROBE}
-    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-    with contextlib.suppress(DataError):
-        return any(PROBE in template.render(messages, ask=False) for messages in ([said, before[0]], [*before, said]))
-    return True
+    asked, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+    if role == "tool":
+        answer["tool_calls"] = [{"type": "function", "id": "0" * 9, "function": {"name": "f", "arguments": {}}}]
+    texts = []
+    for messages in ([said, asked], [asked, answer, said]):
+        with contextlib.suppress(DataError):
+            texts.append(template.render(messages, ask=False))
+    return not texts or any(PROBE in text for text in texts)
 
 
 @functools.lru_cache(maxsize=64)  # one line per run, not per row

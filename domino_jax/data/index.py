@@ -202,8 +202,7 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
             bad.add(error)
             continue
         prompt = prompt_of(rows[0].loss_mask)
-        ids = rows[0].token_ids[:prompt]
-        shared = prompt_hash(ids), prompt_hash(encoder.asked(ids))
+        shared = prompt_hash(rows[0].token_ids[:prompt]), prompt_hash(encoder.asked(rows[0]))
         for part, row in enumerate(rows):
             usable = has_anchor(row.loss_mask)
             sizes = len(row.token_ids), int(row.loss_mask.sum()), usable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.chat import TrainingRow, generation_prompts, training_rows
-from domino_jax.data.held_out import SHORTEST, beginning_hashes, hold_out, prompt_hash
+from domino_jax.data.held_out import SHORTEST, beginning_hashes, hold_out, prompt_hash, prompt_of
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile
@@ -38,13 +38,18 @@ class RowEncoder:
             raise DataError(f"{where}: the line no longer has {number + 1} answers; data must not change under a run.")
         return self._cut(rows[number](), where)
 
-    def asked(self, prompt: np.ndarray) -> np.ndarray:
-        """A row's prompt, int32 [P], as decoding asks it: with the think block that a template drops from earlier
-        turns."""
+    def asked(self, row: TrainingRow) -> np.ndarray:
+        """The prompt of a row's first answer, int32 [P], as decoding asks it: with the think block that a template
+        drops from earlier turns. An answer that begins with its thoughts was asked without the block."""
+        end = prompt_of(row.loss_mask)
+        prompt, answer = row.token_ids[:end], row.token_ids[end:]
         if self.tokenizer is None or self.thinking:
             return prompt
-        earlier, asked = generation_prompts(self.tokenizer, self.thinking)
+        earlier, asked = generation_prompts(self.tokenizer)
+        block = asked[len(earlier) :]
         if prompt[-len(asked) :].tolist() == asked or prompt[-len(earlier) :].tolist() != earlier:
+            return prompt
+        if answer[:1].tolist() == block[:1]:
             return prompt
         return np.concatenate([prompt[: -len(earlier)], np.asarray(asked, prompt.dtype)])
 
@@ -187,9 +192,8 @@ class TrainingRows:
         """A prompt row {"id": file:line of its first row, "token_ids"} for every held-out prompt."""
         if self._held_out_before:
             return self._held_out_before
-        pairs = zip(self._held_out.tolist(), self._rows["prompt"][self._held_out].tolist(), strict=True)
-        prompts = ((self.where(row), self._encoder.asked(self.read(row).token_ids[:end])) for row, end in pairs)
-        return [{"id": where, "token_ids": ids.tolist()} for where, ids in prompts]
+        rows = self._held_out.tolist()
+        return [{"id": self.where(row), "token_ids": self._encoder.asked(self.read(row)).tolist()} for row in rows]
 
     def __len__(self) -> int:
         return len(self.usable)

@@ -9,7 +9,7 @@ for piece in decoder.stream("Laura has 46 plums. She breaks 5. She buys 9 more. 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ from domino_jax.decoding.requests import Request, seed_problem
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DecodeSettings, refused_mode
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.pair import Pair
-from domino_jax.method.settings import Problem, SamplingParams, TreeSettings
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.method.settings import Problem, TreeSettings, first_problem
+from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.weights.loading import load_models, load_target
 from domino_jax.weights.quantization import QUANTIZE
 
@@ -65,9 +65,9 @@ class Decoder:
         Raises:
             DataError: a prompt that is empty or does not fit.  DominoError: a value out of range.
         """
-        if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in prompts):
-            kind = "a text" if isinstance(prompts, str) else "a list of messages"
-            raise DataError(f"prompts is {kind}, which is one prompt; put it into a list: generate([prompt]).")
+        prompts = prompts if isinstance(prompts, str | Mapping) else list(prompts)
+        if isinstance(prompts, str | Mapping) or any(map(_is_part, prompts)):
+            raise DataError("prompts is a single prompt; put it into a list: generate([prompt]).")
         ids = [self.encode(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
         requests = [self._request(index, **sampling) for index in range(len(ids))]
         answers = self.generator.generate(self.models, ids, mode or self.default_mode, requests).answers
@@ -89,12 +89,14 @@ class Decoder:
         """
         if chunk_rounds < 1:
             raise DominoError(f"chunk_rounds is {chunk_rounds}: give 1 or more.")
-        ids = self.encode(prompt, "the prompt")
-        text, request = TextStream(self.tokenizer), self._request(0, **sampling)
-        mode, choices = mode or self.default_mode, {"clock": clock, "prefixes": self.prefixes}
-        for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, request, **choices):
-            shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
-            yield Answer(**vars(piece), text=shown)
+        ids, request = self.encode(prompt, "the prompt"), self._request(0, **sampling)
+        choices = {"clock": clock, "prefixes": self.prefixes}
+        pieces = self.generator.stream(self.models, ids, mode or self.default_mode, chunk_rounds, request, **choices)
+        text = TextStream(self.tokenizer)
+        return (
+            Answer(**vars(piece), text=text.add(piece.token_ids, last=piece.finish_reason is not None))
+            for piece in pieces
+        )
 
     def fits(self, prompt: PromptLike) -> bool:
         """Whether there is room for the prompt and an answer of max_new_tokens."""
@@ -103,20 +105,24 @@ class Decoder:
 
     def encode(self, prompt: PromptLike, where: str) -> list[int]:
         """The prompt's token ids as `generate` takes them."""
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+            raise DataError(f"{where} is {quote(prompt)}; give a text, messages or token ids.")
         if isinstance(prompt, str) and not prompt.strip():
             raise DataError(f"{where} is an empty text; give it something to answer.")
         return self.codec.encode(prompt_row(prompt, self.tokenizer), where)
 
     def _request(self, noise: int, seed: int | None = None, max_new_tokens: int | None = None, **changes) -> Request:
         settings = self.generator.settings
-        seed = settings.seed if seed is None else seed
-        values = dataclasses.replace(settings.sampling, **changes)
-        sampling = SamplingParams(
-            float(values.temperature), int(values.top_k), float(values.top_p), float(values.min_p)
+        given = {"seed": seed, "max_new_tokens": max_new_tokens, **changes}
+        values = {"seed": settings.seed, **_plain(given)}
+        seed, most = values.pop("seed"), values.pop("max_new_tokens", None)
+        sampling = dataclasses.replace(settings.sampling, **values)
+        asked = dataclasses.replace(
+            settings, seed=seed, max_new_tokens=settings.max_new_tokens if most is None else most
         )
-        if problem := sampling.problem() or seed_problem(seed):
+        if problem := sampling.problem() or first_problem(asked) or seed_problem(seed):
             raise DominoError(str(problem))
-        return Request(noise, seed, max_new_tokens, sampling)
+        return Request(noise, seed, most, sampling)
 
 
 def load(
@@ -132,18 +138,20 @@ def load(
 
     Args:
         settings: DecodeSettings(width="adaptive") when None: every few rounds the number of drafts follows what was
-            accepted and how long rounds took (docs/decoding.md). max_new_tokens is at most half of the cache and of the
-            positions of either model.
+            accepted and how long rounds took (docs/decoding.md), so τ is measured with "fixed". max_new_tokens is at
+            most half of the cache and of the positions of either model.
         quantize: copies of the target's matrices in eight bits: "int8", "fp8", or "int8_layers" and "fp8_layers", which
             leave the lm_head as it is. These copies determine the text.
         changes: fields of DecodeSettings and of its sampling and drafting by name, as in load(target, drafter,
-            dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()).
+            dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()). None: as in settings.
 
     Raises:
         DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a value or a tree that
             does not fit.  TypeError: an unknown name.
     """
-    settings = (settings or DecodeSettings(width="adaptive")).change(**changes)
+    settings = (settings or DecodeSettings(width="adaptive")).change(**_plain(changes))
+    if problem := first_problem(settings):
+        raise DominoError(str(problem))
     most = max(settings.cache_length // 2, 1)
     settings = settings.change(
         max_new_tokens=min(settings.max_new_tokens, most), num_drafts=settings.drafting.num_drafts or None
@@ -160,8 +168,16 @@ def load(
     return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer)
 
 
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values without None, and scalars of numpy and jax as Python's numbers."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: value.item() if hasattr(value, "item") and not value.ndim else value for name, value in given.items()}
+
+
 def _load_problem(settings: DecodeSettings, drafter: str | None, quantize: str | None) -> Problem | str | None:
     tree = settings.drafting.tree
+    if not jax.sharding.get_mesh().empty:
+        return "a mesh is set, but load places models on one device; load and decode outside of jax.set_mesh."
     if jax.config.jax_enable_x64:
         return "jax_enable_x64 is on, but models run in float32 or bfloat16; turn it off before load."
     if tree is not None and not isinstance(tree, TreeSettings):
@@ -171,6 +187,11 @@ def _load_problem(settings: DecodeSettings, drafter: str | None, quantize: str |
     if quantize not in (None, *QUANTIZE):
         return f"quantize is {quantize!r}: give one of {', '.join(QUANTIZE)}, or leave it out."
     return settings.problem()
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a value is a part of a prompt: a message or a token."""
+    return isinstance(value, Mapping) or (hasattr(value, "__index__") and not getattr(value, "ndim", 0))
 
 
 def prompt_row(prompt: PromptLike, tokenizer) -> dict:

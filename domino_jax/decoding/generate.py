@@ -76,9 +76,13 @@ class Generator(Programs):
         one_row = dataclasses.replace(self, settings=self.settings.change(batch_size=1))
         queue = one_row.queue(models, mode, [prompt], [request], prefixes=prefixes, clock=clock)
         [queued] = queue.waiting
-        while not queued.finish_reason:
-            queue.step(chunk_rounds if queued.token_ids else 0)
-            yield queued.next_piece()
+
+        def pieces() -> Iterator[Generation]:
+            while not queued.finish_reason:
+                queue.step(chunk_rounds if queued.token_ids else 0)
+                yield queued.next_piece()
+
+        return pieces()
 
     def start(self, models: Pair, prompts: Sequence[Sequence[int]], requests: Sequence[int | Request]) -> DecodeState:
         """Prefills one batch of batch_size rows, with room for the whole answers and a block of any mode.

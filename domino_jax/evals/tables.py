@@ -26,8 +26,11 @@ POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kep
 
 def title(report: Mapping[str, Any]) -> str:
     """The run in one line."""
-    count, sampling = report["prompts"]["count"], say_sampling(report["prompts"]["temperatures"])
-    return f"{count} prompts, {sampling}, batch {report['batch_size']}, {report['dtype']}, {report['device']}"
+    prompts = report["prompts"]
+    # Reports before 2026-11-29 have the temperature of the settings alone.
+    sampling = say_sampling(prompts.get("temperatures", [report["settings"]["temperature"]]))
+    parts = f"{prompts['count']} prompts", sampling, f"batch {report['batch_size']}", report["dtype"], report["device"]
+    return ", ".join(parts)
 
 
 def say_sampling(temperatures: Sequence[float]) -> str:

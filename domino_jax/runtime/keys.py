@@ -11,6 +11,7 @@ A recipe consists of such sections, and its values are read by attribute. The ke
 """
 
 import dataclasses
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,8 @@ class Key:
         entries = value if self.of else [value]
         if value is None or all(map(self._allows, entries)):
             return None
+        if self.kind in (int, float) and not all(map(self._fits, entries)):
+            return f"give {'an integer' if self.kind is int else 'a number'}"
         if any(isinstance(entry, int) and abs(entry) > LARGEST for entry in entries):
             return f"integers must fit int32; give {LARGEST} or less"
         return f"{'list values, each ' if self.of else 'give '}{self.allowed}"
@@ -57,13 +60,21 @@ class Key:
             return f"one of {', '.join(self.choices)}"
         words = {"least": "{} or more", "above": "a number above {}", "most": "at most {}", "below": "below {}"}
         limits = [text.format(getattr(self, name)) for name, text in words.items() if getattr(self, name) is not None]
-        kind = self.of or (self.default if isinstance(self.default, type) else type(self.default))
-        return " and ".join(limits) or {int: "an integer", str: "a text"}.get(kind, "a number")
+        return " and ".join(limits) or {int: "an integer", str: "a text"}.get(self.kind, "a number")
+
+    @property
+    def kind(self) -> type:
+        """The type of a value, or of the entries of a tuple."""
+        return self.of or (self.default if isinstance(self.default, type) else type(self.default))
+
+    def _fits(self, value: Any) -> bool:
+        """Whether the kind of a number, or of a tuple's entry, is right."""
+        kinds = {int: numbers.Integral, float: numbers.Real}  # numpy's too
+        truth = self.kind in kinds and isinstance(value, bool)
+        return isinstance(value, kinds.get(self.kind, self.of or object)) and not truth
 
     def _allows(self, value: Any) -> bool:  # NaN is in no range
-        if self.of and not isinstance(value, (int, float) if self.of is float else self.of):
-            return False
-        return (
+        return self._fits(value) and (
             (not self.choices or value in self.choices)
             and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)

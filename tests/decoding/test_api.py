@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import numpy as np
 import pytest
 
 import domino_jax
@@ -91,21 +92,52 @@ def test_sampling_that_a_call_leaves_out_is_that_of_load():
 
 
 def test_a_value_out_of_range_is_refused_by_name():
-    for name, value in (("temperature", -1.0), ("top_k", -3), ("seed", 2**32 - 1)):
-        with pytest.raises(DominoError, match=f"{name} is {value}: "):
+    for name, value in (
+        ("temperature", -1.0),
+        ("top_k", -3),
+        ("top_k", 2.9),
+        ("top_p", "0.9"),
+        ("seed", 2**32 - 1),
+        ("seed", 1.5),
+    ):
+        with pytest.raises(DominoError, match=f"{name} is {value!r}: "):
             decoder().generate([PROMPT], **{name: value})
-    for name, value in (("dtype", "float16"), ("batch_size", 0), ("draft_sharpness", float("nan"))):
+    for values, name in (
+        ({"temperature": -1.0}, "temperature"),
+        ({"mode": "none"}, "mode"),
+        ({"max_new_tokens": 2.5}, "max"),
+    ):
+        with pytest.raises(DominoError, match=name):
+            decoder().stream(PROMPT, **values)  # before the first piece
+    for name, value in (
+        ("dtype", "float16"),
+        ("batch_size", 2.0),
+        ("cache_length", 384.0),
+        ("draft_sharpness", float("nan")),
+    ):
         with pytest.raises(DominoError, match=f"{name} is {value!r}: "):
             domino_jax.load("no folder", **{name: value})
     with pytest.raises(TypeError, match="heat"):
         decoder().generate([PROMPT], heat=1.0)
 
 
+def test_prompts_may_come_from_an_iterator_and_values_from_numpy_and_none_is_the_default():
+    values = {"temperature": np.float32(0.0), "top_k": None, "seed": np.int64(0), "max_new_tokens": np.int32(4)}
+    expected = decoder().generate([PROMPT], max_new_tokens=4)
+    assert decoder().generate(map(str, [PROMPT]), **values) == expected
+
+
+def test_a_mesh_of_the_callers_own_is_refused():
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))), pytest.raises(DominoError, match="a mesh is set"):
+        domino_jax.load(*PAIR)
+
+
 def test_a_prompt_that_is_none_is_refused():
-    for prompts, kind in ((PROMPT, "a text"), ([{"role": "user", "content": PROMPT}], "a list of messages")):
-        with pytest.raises(DataError, match=f"prompts is {kind}, which is one prompt"):
+    message = {"role": "user", "content": PROMPT}
+    for prompts in (PROMPT, message, [message], [5, 6], np.array([5, 6])):
+        with pytest.raises(DataError, match="prompts is a single prompt; put it into a list"):
             decoder().generate(prompts)
-    for prompt in ("", [], [{"role": "user"}], [1.5], [True], ["a"]):
+    for prompt in ("", [], [{"role": "user"}], [1.5], [True], ["a"], None, b"a"):
         with pytest.raises(DataError, match="prompt 0"):
             decoder().generate([prompt])
 

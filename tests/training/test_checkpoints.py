@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.recipe.loading import fixed_keys, load_recipe
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.training import manifest
 from domino_jax.training.checkpoints import Checkpoints, refuse_changes
@@ -141,3 +142,4 @@ def test_what_decides_the_shapes_of_a_checkpoint_is_not_offered_and_not_allowed(
         with pytest.raises(DominoError, match="(?s)drafter.head: 'domino' before, 'none' now.*cannot allow") as refused:
             refuse_changes(old, new, free=(), allowed=allowed, fixed=("drafter.head",))
         assert "allow_config_change=" not in str(refused.value)
+    assert {"drafter.head", "train.optimizer", "train.ema_decay"} < {*fixed_keys(load_recipe("tiny"))}
