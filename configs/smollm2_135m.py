@@ -7,7 +7,7 @@
 
 decode uses the shipped drafter (assets/smollm2_domino), which was trained for two minutes on one H100. To expect:
 identical outputs, τ 2.18, and on two cores of an AMD EPYC 1.39 × the speed of plain decoding (docs/smollm2.md has the
-figures). train uses the target's stored answers to 6,200 everyday prompts, about 2.4 s a step on a quiet CPU. After 800 and
+figures). train uses the target's stored answers to 6,200 everyday prompts, about 2.4 s a step on a CPU. After 800 and
 1,600 steps (50 and 99 minutes) 24 held-out prompts decode with τ 1.48 and 1.58. For a τ above 3 more data is likely
 needed, for example a few hundred thousand prompts of any instruction set, on a GPU:
 

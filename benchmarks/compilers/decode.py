@@ -36,7 +36,8 @@ from domino_jax.forecast import compiled, topologies
 from domino_jax.models import sharding
 
 # Eight chips of each kind, of which an entry takes the first 1, 4 or 8.
-SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "tpu7x": "tpu7x:2x2x1", "h100": "h100", "h200": "h200"}
+SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "tpu7x": "tpu7x:2x2x1"}
+SLICES |= {name: name for name in ("h100", "h200")}  # one
 CACHES = {"h200": 50 * 2**20}  # bytes of L2, by the data sheet
 # τ at T = 0, pooled over eight tasks, of a public rerun of the published drafters; other sizes are given the 8B's.
 TAU = {"4b": 7.17, "8b": 7.33}
