@@ -2,7 +2,7 @@
 # qwix 0.1.8 with jax 0.10.2 and flax 0.12.8 (jax 0.12.0.1 does the same), LoRA by LoraProvider with a dropout rate.
 # Guess: model.eval() turns all dropout of an nnx model off, and deterministic=True that of a linen model. The dropout
 #   of a LoRA rule counts in training alone, as it does in PEFT.
-# What happens: the dropout of LoRA is made anew in each call, and is always on. It is no part of the model, so eval()
+# What happens: each call makes the dropout of LoRA anew, and it is always on. The model does not hold it, so eval()
 #   and deterministic=True reach the model's own Dropout and not this one. With keys for dropout, an evaluation is a
 #   random one, in nnx and linen, with and without jit. Without keys it is an error, whose advice is to give some.
 # Why it matters: in nnx the keys are set once, as an attribute of the model, for the training, so they are there in the

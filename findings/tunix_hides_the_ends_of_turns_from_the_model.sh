@@ -61,7 +61,7 @@ nnx.update(model, jax.tree.map(lambda weight: 5 * weight if weight.ndim > 1 else
 
 
 def log_probabilities(ids):
-    """Of the model itself, with all tokens and plain positions."""
+    """The model gives them when it reads all tokens at their plain positions."""
     size = len(ids)
     mask = jnp.tril(jnp.ones((1, size, size), bool))
     return jax.nn.log_softmax(model(jnp.array([ids]), jnp.arange(size)[None], None, mask)[0][0])

@@ -248,8 +248,8 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
 
 @functools.lru_cache(maxsize=8)
 def generation_prompts(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids before an answer of an earlier turn, and before one that is asked for without thoughts, which may have an
-    empty think block too; both empty without a template for one question."""
+    """The ids of the generation prompt in an earlier turn, and those of one that asks for an answer without thoughts,
+    which may end with an empty think block. Both are empty where no template takes a single question."""
     probe = [{"role": "user", "content": PROBE}]
     with contextlib.suppress(DataError):
         templates = (_Template(tokenizer, on, "") for on in (True, False))

@@ -169,7 +169,7 @@ class TrainingRows:
         return self.num_evaluated
 
     def _has_prompt(self, hashes: Sequence[int]) -> np.ndarray:
-        """bool [N]: rows whose prompt has one of the hashes, as it stands in the row or as decoding asks it."""
+        """bool [N], whether a hash is that of the row's prompt, or of the prompt that decoding asks in its place."""
         return np.isin(self._rows["prompt_hash"], hashes) | np.isin(self._rows["asked_hash"], hashes)
 
     def first_with(self, token: int) -> int | None:

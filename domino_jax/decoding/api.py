@@ -18,7 +18,7 @@ from domino_jax.data.chat import TextCodec
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
-from domino_jax.decoding.requests import Request, seed_problem
+from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DecodeSettings, refused_mode
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.pair import Pair
@@ -120,7 +120,7 @@ class Decoder:
         asked = dataclasses.replace(
             settings, seed=seed, max_new_tokens=settings.max_new_tokens if most is None else most
         )
-        if problem := sampling.problem() or first_problem(asked) or seed_problem(seed):
+        if problem := sampling.problem() or first_problem(asked):
             raise DominoError(str(problem))
         return Request(noise, seed, most, sampling)
 

@@ -1,7 +1,11 @@
 """conversations.py: turns, batches of neighbours, and earlier answers in the row of a later one."""
 
+import types
+
 import pytest
 
+from domino_jax import regenerate
+from domino_jax.data.answer_files import ProcessGroup
 from domino_jax.data.chat import TextCodec, training_rows
 from domino_jax.decoding.conversations import AnsweredPrompt, converse, find_answer, first_turn, output_row, split_turns
 from domino_jax.decoding.generate import Generation
@@ -61,8 +65,10 @@ def test_a_row_records_the_sampling_of_its_answer():
     assert seeded.request == Request(0, 7)
 
 
-def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
+def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has_and_is_counted(tmp_path, capsys):
     class Answerer:
+        settings, seconds = DecodeSettings(), 1.0
+
         def fits(self, prompt):
             return len(prompt.token_ids) < 20
 
@@ -73,5 +79,7 @@ def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
     codec = TextCodec(BytesTokenizer(), False)
     [one] = converse([first_turn(row, 0, codec)], Answerer(), codec)
     assert one.tokens == 1 and one.answer.token_ids == [ord("y")]
-    assert len(one.prompt.later_turns) == 1  # regenerate says how many conversations have some left
     assert [message["content"] for message in output_row(one, codec, DecodeSettings())["messages"]] == ["hi", "y"]
+    files = types.SimpleNamespace(processes=ProcessGroup(0, 1), ids=["a"], output="OUT", part=tmp_path / "part.jsonl")
+    regenerate.answer([[first_turn(row, 0, codec)]], files, Answerer(), codec, set())
+    assert "1 conversations end early" in capsys.readouterr().out
